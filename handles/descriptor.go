@@ -16,10 +16,8 @@ type Kind uint8
 
 // The values are part of the binary form.
 const (
-	// AllocationKind is one piece of physical memory.
-	AllocationKind Kind = iota + 1
 	// BufferKind is a run of chunks that holds bytes.
-	BufferKind
+	BufferKind Kind = iota + 2
 	// ArrayKind is a run of chunks that holds elements of one type.
 	ArrayKind
 )
@@ -27,8 +25,6 @@ const (
 // String names the kind.
 func (k Kind) String() string {
 	switch k {
-	case AllocationKind:
-		return "allocation"
 	case BufferKind:
 		return "buffer"
 	case ArrayKind:
@@ -51,7 +47,7 @@ type Descriptor struct {
 	// into the chunks.
 	Length int
 	// Chunks are the sizes in bytes, in the order of their addresses. An
-	// allocation has one, an empty buffer none.
+	// empty buffer has none.
 	Chunks []int
 	// Location is where the memory lies, in the exporter's numbering of devices.
 	// Device, set for device memory alone, identifies the device to the importer.
@@ -155,10 +151,8 @@ func (d *Descriptor) check(op string) error {
 	}
 	unit := 1
 	switch {
-	case d.Kind < AllocationKind || d.Kind > ArrayKind:
+	case d.Kind < BufferKind || d.Kind > ArrayKind:
 		return bad("use a version of this library that knows it", "%v", d.Kind)
-	case d.Kind == AllocationKind && len(d.Chunks) != 1:
-		return bad("describe each allocation by itself", "an allocation of %d chunks", len(d.Chunks))
 	case d.Kind != ArrayKind && (d.Element != NoElement || d.ElementSize != 0):
 		return bad("describe it as an array", "%v with elements of type %v and size %d", d.Kind, d.Element, d.ElementSize)
 	case d.Kind == ArrayKind:

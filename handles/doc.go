@@ -6,8 +6,8 @@
 //
 // # Sharing memory once
 //
-// [SendBuffer], [SendArray] and [SendAllocation] share memory as it is at the call, and
-// [ReceiveBuffer], [ReceiveArray] and [ReceiveAllocation] receive it at the other end
+// [SendBuffer] and [SendArray] share memory as it is at the call, and
+// [ReceiveBuffer] and [ReceiveArray] receive it at the other end
 // of the connection. The two sides agree on the outcome: if one cannot take the memory
 // the other receives the reason, and the connection goes on. Transfers run beside
 // the program's own messages, and in both directions at once.
@@ -26,13 +26,11 @@
 // # Fabric handles
 //
 // Memory that was created with a fabric handle (vmm.Fabric, or vmm.PreferFabric)
-// travels by that, even to another host of its NVLink fabric; package fabric
-// describes the requirements. Over a connection the receiver's driver decides: if it
-// refuses the handle, the memory travels by descriptor if it has one, and both ends
-// record it ([TransfersOf], peer.Options.Log).
+// travels by that to another host of its NVLink fabric; package fabric describes the requirements.
+// Over a connection, whose ends are on one host, it does so only if it has no descriptor.
 //
 // Without a connection a [Lease] offers memory as a text ([Offer]), for a file, an
-// argument or a store, and [ImportBuffer], [ImportArray] and [ImportAllocation] import
+// argument or a store, and [ImportBuffer] and [ImportArray] import
 // it. A fabric handle does not keep memory alive, so the lease does, until the first of
 // these: its receivers have confirmed their imports ([Receipt], [Lease.Imported]), it is
 // closed, or its deadline has passed. If the owner has released the memory too, a later

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"strings"
 	"testing"
 	"time"
 
@@ -91,57 +90,30 @@ func loggedPair(t testing.TB) (near, far *peer.Conn, nearLog, farLog *bytes.Buff
 	return near, far, nearLog, farLog
 }
 
-// The handle type depends on those of the memory and on the receiver's driver, and both
-// ends record the same.
-func TestTheWayIsPickedPerReceiver(t *testing.T) {
+// Memory travels by descriptor if it has one, and otherwise by fabric handle: a place on the
+// fabric matters to the latter alone.
+func TestMemoryTravelsByDescriptorIfItHasOne(t *testing.T) {
 	for _, row := range []struct {
 		what     string
 		types    vmm.HandleTypes
 		receiver sim.Fabric
-		want     handles.Carried
-		says     string
 	}{
-		{"both, and a receiver on the channel", fdAndFabric, inClique, handles.Carried{Fabric: 1}, ""},
-		{"fabric alone", vmm.Fabric, inClique, handles.Carried{Fabric: 1}, ""},
-		{"descriptors alone", vmm.PosixFD, inClique, handles.Carried{Descriptor: 1}, ""},
-		{"both, and a receiver without a channel", fdAndFabric, noChannel, handles.Carried{Descriptor: 1, Downgraded: 1}, "there is no channel in"},
-		{"both, and a receiver on another channel", fdAndFabric, anotherChannel, handles.Carried{Descriptor: 1, Downgraded: 1}, "channel 4"},
+		{"both, and a receiver on the channel", fdAndFabric, inClique},
+		{"both, and a receiver without a channel", fdAndFabric, noChannel},
+		{"both, and a receiver of another clique", fdAndFabric, anotherClique},
+		{"descriptors alone", vmm.PosixFD, inClique},
+		{"fabric alone", vmm.Fabric, inClique},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			for _, chunks := range []int{0, 1, 70} { // none, one message, several
 				devices, _ := onFabric(t, t.TempDir(), inClique, row.receiver)
-				from, to, fromLog, toLog := loggedPair(t)
+				from, to := peertest.Pair(t, peer.Options{})
 				b := shareable(t, devices[0], row.types, chunks, 5)
 				files := peer.OpenFDs()
 				i := passBuffer(t, from, to, b, devices[1], handles.ImportOptions{})
 				closeLater(t, i)
 				holds(t, i, 5)
 				require.Eventually(t, func() bool { return peer.OpenFDs() == files }, peertest.Guard, time.Millisecond)
-				sent, received := handles.TransfersOf(from).Sent, handles.TransfersOf(to).Received
-				require.Equal(t, sent, received, "both ends agree")
-				if chunks == 0 { // nothing was imported, so nothing was found out
-					continue
-				}
-				require.Equal(t, row.want.Downgraded > 0, sent.Reason != "")
-				if row.says != "" {
-					require.Contains(t, sent.Reason, row.says)
-				}
-				sent.Reason = ""
-				require.Equal(t, row.want, sent)
-				for _, log := range []string{fromLog.String(), toLog.String()} {
-					require.Equal(t, row.want.Downgraded, strings.Count(log, "travels by descriptor"), log)
-				}
-				// Both ends remember the downgrade: the next object starts with it.
-				other := shareable(t, devices[0], row.types, 2, 6)
-				j := passBuffer(t, from, to, other, devices[1], handles.ImportOptions{})
-				closeLater(t, j)
-				holds(t, j, 6)
-				sent, received = handles.TransfersOf(from).Sent, handles.TransfersOf(to).Received
-				require.Equal(t, sent, received)
-				require.Equal(t, 2*row.want.Downgraded, sent.Downgraded)
-				require.Equal(t, 2, sent.Descriptor+sent.Fabric)
-				require.Equal(t, row.want.Downgraded, strings.Count(toLog.String(), "travels by descriptor"), "logged once")
-				require.Zero(t, handles.TransfersOf(to).Sent)
 			}
 		})
 	}
@@ -159,7 +131,7 @@ func TestNoWay(t *testing.T) {
 	}{
 		{"fabric alone, no channel", vmm.Fabric, noChannel, cuda.ErrNotSupported, "mknod"},
 		{"fabric alone, another channel", vmm.Fabric, anotherChannel, cuda.ErrNotPermitted, "channel 4"},
-		{"another clique", fdAndFabric, anotherClique, cuda.ErrInvalidArgument, "clique 01000000-0000-0000-0000-000000000000.8"},
+		{"fabric alone, another clique", vmm.Fabric, anotherClique, cuda.ErrInvalidArgument, "clique 01000000-0000-0000-0000-000000000000.8"},
 	} {
 		t.Run(row.what, func(t *testing.T) {
 			devices, _ := onFabric(t, t.TempDir(), inClique, row.receiver)
@@ -180,8 +152,6 @@ func TestNoWay(t *testing.T) {
 			sent := group.Wait()
 			require.ErrorIs(t, sent, peer.ErrRefused)
 			require.Zero(t, devices[1].System().Stats().Allocations)
-			require.Equal(t, handles.Transfers{}, handles.TransfersOf(from))
-			require.Equal(t, handles.Transfers{}, handles.TransfersOf(to))
 			require.Empty(t, fromLog.String()+toLog.String())
 			// The connection goes on.
 			i := passBuffer(t, from, to, filled(t, devices[0], 100, 1), devices[1], handles.ImportOptions{})
@@ -190,14 +160,11 @@ func TestNoWay(t *testing.T) {
 	}
 }
 
-// Memory that has neither type, and arrays and allocations by fabric.
+// Memory that has neither type, and arrays by fabric.
 func TestObjectsByFabric(t *testing.T) {
 	devices, _ := onFabric(t, t.TempDir(), inClique, inClique)
 	from, to, _, _ := loggedPair(t)
-	none, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.NoHandles})
-	require.NoError(t, err)
-	closeLater(t, none)
-	require.ErrorIs(t, handles.SendAllocation(peertest.Context(t), from, none), cuda.ErrNotSupported)
+	require.ErrorIs(t, handles.SendBuffer(peertest.Context(t), from, shareable(t, devices[0], vmm.NoHandles, 1, 5)), cuda.ErrNotSupported)
 
 	a, err := vmm.NewArray[int32](devices[0], vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Handles: vmm.Fabric}})
 	require.NoError(t, err)
@@ -217,17 +184,6 @@ func TestObjectsByFabric(t *testing.T) {
 		})
 	closeLater(t, again)
 
-	m, err := vmm.Create(devices[0], 4*mib, vmm.Properties{Handles: vmm.Fabric})
-	require.NoError(t, err)
-	i := passed(t, func(ctx context.Context) error { return handles.SendAllocation(ctx, from, m) },
-		func(ctx context.Context) (*vmm.Allocation, error) {
-			return handles.ReceiveAllocation(ctx, to, devices[1], handles.ImportOptions{})
-		})
-	require.Equal(t, 4*mib, i.Size())
-	// The importer's is its own.
-	require.NoError(t, m.Close())
-	require.NoError(t, i.Close())
-	require.Equal(t, 3, handles.TransfersOf(from).Sent.Fabric)
 }
 
 // If any driver call fails on either side, both get an error and nothing is left.
@@ -240,7 +196,7 @@ func TestFabricFailures(t *testing.T) {
 		for _, after := range []int{0, 1} {
 			for _, code := range []cuda.Code{2, 400, 999} {
 				from, to, _, _ := loggedPair(t)
-				b := shareable(t, devices[0], fdAndFabric, 2, 5)
+				b := shareable(t, devices[0], vmm.Fabric, 2, 5)
 				remove := machines[row.at].Inject(sim.Fault{Call: row.call, After: after, Result: code})
 				// A receiver that has not seen an offer before it was withdrawn waits
 				// for the next.

@@ -119,20 +119,6 @@ func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size), o)
 }
 
-// LeaseAllocation offers physical memory to callers of [ImportAllocation].
-func LeaseAllocation(a *vmm.Allocation, o LeaseOptions) (*Lease, error) {
-	const op = "handles.LeaseAllocation"
-	if a == nil {
-		return nil, peererr.Invalid(op, "a nil allocation", "make one with vmm.Create")
-	}
-	h, open := phys.Use(a)
-	if !open {
-		return nil, errs.ClosedError(op, "allocation")
-	}
-	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
-	return lease(op, Descriptor{Kind: AllocationKind, Length: int(h.Size)}, h.System(), h.Asked, h.Imported, v, o)
-}
-
 func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o LeaseOptions) (*Lease, error) {
 	in := share.Of(b)
 	if in == nil {

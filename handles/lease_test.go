@@ -172,31 +172,26 @@ func TestLeasesThatCannotBe(t *testing.T) {
 	devices, machines := onFabric(t, t.TempDir(), inClique)
 	d := devices[0]
 	before := handles.Leases()
-	m, err := vmm.Create(d, 2*mib, vmm.Properties{Handles: vmm.Fabric})
-	require.NoError(t, err)
+	m := shareable(t, d, vmm.Fabric, 1, 1)
 	for _, o := range []handles.LeaseOptions{{Handle: vmm.PosixFD | vmm.Fabric}, {Handle: vmm.NoHandles}, {Receivers: -1}, {Timeout: -1}} {
-		_, err = handles.LeaseAllocation(m, o)
+		_, err := handles.LeaseBuffer(m, o)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
-	_, err = handles.LeaseBuffer(nil, handles.LeaseOptions{})
+	_, err := handles.LeaseBuffer(nil, handles.LeaseOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	_, err = handles.LeaseArray[int](nil, handles.LeaseOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	_, err = handles.LeaseAllocation(nil, handles.LeaseOptions{})
-	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	remove := machines[0].Inject(sim.Fault{Call: "cuMemExportToShareableHandle", Result: 304})
-	_, err = handles.LeaseAllocation(m, handles.LeaseOptions{})
+	_, err = handles.LeaseBuffer(m, handles.LeaseOptions{})
 	remove()
 	require.Error(t, err)
 	// A release that fails at the end is tried again.
-	l, err := handles.LeaseAllocation(m, handles.LeaseOptions{})
+	l, err := handles.LeaseBuffer(m, handles.LeaseOptions{})
 	require.NoError(t, err)
-	i, err := handles.ImportAllocation(d, l.Offer(), handles.ImportOptions{})
+	i, err := handles.ImportBuffer(d, l.Offer(), handles.ImportOptions{})
 	require.NoError(t, err)
 	require.NoError(t, i.Close())
-	_, err = handles.ImportAllocation(d, l.Offer(), handles.ImportOptions{ReadOnly: true})
-	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
-	_, err = handles.ImportAllocation(nil, l.Offer(), handles.ImportOptions{})
+	_, err = handles.ImportBuffer(nil, l.Offer(), handles.ImportOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	require.NoError(t, m.Close())
 	machines[0].Inject(sim.Fault{Call: "cuMemRelease", Result: 999})
@@ -204,7 +199,7 @@ func TestLeasesThatCannotBe(t *testing.T) {
 	require.NoError(t, d.System().Drain(t.Context()))
 	require.Zero(t, d.System().Stats().Allocations)
 	require.Equal(t, before, handles.Leases())
-	_, err = handles.LeaseAllocation(m, handles.LeaseOptions{})
+	_, err = handles.LeaseBuffer(m, handles.LeaseOptions{})
 	require.ErrorIs(t, err, cuda.ErrClosed)
 }
 
@@ -213,9 +208,8 @@ func TestLeasesEndOnce(t *testing.T) {
 	devices, _ := onFabric(t, t.TempDir(), inClique)
 	before := handles.Leases()
 	for range 200 {
-		m, err := vmm.Create(devices[0], 2*mib, vmm.Properties{Handles: vmm.Fabric})
-		require.NoError(t, err)
-		l, err := handles.LeaseAllocation(m, handles.LeaseOptions{Receivers: 1, Timeout: 50 * time.Microsecond})
+		m := shareable(t, devices[0], vmm.Fabric, 1, 1)
+		l, err := handles.LeaseBuffer(m, handles.LeaseOptions{Receivers: 1, Timeout: 50 * time.Microsecond})
 		require.NoError(t, err)
 		var all sync.WaitGroup
 		all.Go(func() { _ = l.Imported(l.Offer().Receipt()) })
@@ -263,6 +257,24 @@ func TestOfferForms(t *testing.T) {
 		_, err := o.MarshalText()
 		require.ErrorIs(t, err, handles.ErrDescriptor, name)
 	}
+	good := string(text)
+	coded := strings.TrimPrefix(good, "cuvmmoffer1:")
+	require.NotEqual(t, good, coded)
+	for name, bad := range map[string]string{
+		"nothing":          "",
+		"no prefix":        coded,
+		"another version":  "cuvmmoffer2:" + coded,
+		"a line end":       good + "\n",
+		"a line end in it": good[:20] + "\r\n" + good[20:],
+		"padding":          good + "==",
+		"another alphabet": good[:len(good)-2] + "+/",
+		"loose last bits":  good[:len(good)-1] + "B",
+		"half":             good[:len(good)/2],
+	} {
+		require.ErrorIs(t, back.UnmarshalText([]byte(bad)), handles.ErrDescriptor, name)
+		require.Equal(t, someOffer, back, name)
+	}
+	require.ErrorIs(t, back.UnmarshalText(make([]byte, 10<<20)), peer.ErrTooLarge)
 	r := handles.Receipt{Lease: [16]byte{9}, Importer: handles.Self()}
 	text, err = r.MarshalText()
 	require.NoError(t, err)
@@ -456,10 +468,6 @@ func TestAZeroOfferIsRefused(t *testing.T) {
 		"handles.ImportBuffer": func() error { _, err := handles.ImportBuffer(d, handles.Offer{}, handles.ImportOptions{}); return err },
 		"handles.ImportArray": func() error {
 			_, err := handles.ImportArray[int32](d, handles.Offer{}, handles.ImportOptions{})
-			return err
-		},
-		"handles.ImportAllocation": func() error {
-			_, err := handles.ImportAllocation(d, handles.Offer{}, handles.ImportOptions{})
 			return err
 		},
 		"handles.Offer.MarshalText": func() error { _, err := handles.Offer{}.MarshalText(); return err },

@@ -212,23 +212,6 @@ func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Arra
 	return a, nil
 }
 
-// ImportAllocation imports offered physical memory, as [ReceiveAllocation] does.
-func ImportAllocation(d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Allocation, error) {
-	const op = "handles.ImportAllocation"
-	if o.ReadOnly {
-		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access when it is mapped")
-	}
-	i, err := importOffer(op, d, offer, o, Descriptor{Kind: AllocationKind})
-	if err != nil {
-		return nil, err
-	}
-	a, err := i.Allocation()
-	if err != nil {
-		return nil, i.Discard(err)
-	}
-	return a, nil
-}
-
 func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*vmm.Buffer, error) {
 	i, err := importOffer(op, d, offer, o, want)
 	if err != nil {
@@ -253,7 +236,7 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
 		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is imported", declared.what(), want.what()),
-			"import what is offered: a buffer, an array of the same elements, or an allocation")
+			"import what is offered: a buffer, or an array of the same elements")
 	}
 	if err := offer.check(op); err != nil {
 		return nil, err

@@ -48,24 +48,6 @@ func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o Im
 	return a, nil
 }
 
-// ReceiveAllocation waits for memory that the peer shares with
-// [SendAllocation], and checks it as ReceiveBuffer does. The caller maps and
-// closes it. ReadOnly is cuda.ErrInvalidArgument: access is granted when the memory is
-// mapped.
-func ReceiveAllocation(ctx context.Context, c *peer.Conn, d *cuda.Device, o ImportOptions) (*vmm.Allocation, error) {
-	const op = "handles.ReceiveAllocation"
-	if o.ReadOnly {
-		return nil, peererr.Invalid(op, "ReadOnly for an allocation", "grant read-only access when it is mapped")
-	}
-	got, err := receive(ctx, op, c, d, o, Descriptor{Kind: AllocationKind}, func(i *importing) (io.Closer, error) {
-		return i.Allocation()
-	})
-	if err != nil {
-		return nil, err
-	}
-	return got.(*vmm.Allocation), nil
-}
-
 // receiveBuffer receives a run of chunks. It calls use with the buffer before it tells
 // the peer that the memory is mapped.
 func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
@@ -129,7 +111,6 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 	ended := t.last
 	c.unlock()
 	if err == nil {
-		c.carried.note(&c.carried.received, t.by, c.Limits().Log, "received")
 		return got, nil
 	}
 	if !ended {
@@ -171,15 +152,14 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 	}
 	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
 		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is received", declared.what(), want.what()),
-			"receive what the peer sends: a buffer, an array of the same elements, or an allocation")
+			"receive what the peer sends: a buffer, or an array of the same elements")
 	}
 	in, err := newImporter(op, d, &declared, o)
 	if err != nil {
 		return nil, err
 	}
-	t.by = c.expect(declared.Handle)
 	i := &importing{in, declared.bytes()}
-	if err := c.takeAll(ctx, op, t, i); err != nil {
+	if err := c.takeAll(ctx, op, t, i, partsOf(declared.Handle)); err != nil {
 		return nil, i.Discard(err)
 	}
 	got, err := build(i)
@@ -190,7 +170,7 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 }
 
 // takeAll imports the chunks as they arrive.
-func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing) error {
+func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing, kind uint16) error {
 	for i.Chunks() < i.Declared() {
 		if i.Chunks() > 0 {
 			if err := c.Send(ctx, op, countMessage(wire.Taken, t.number, i.Chunks())); err != nil {
@@ -208,8 +188,12 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing)
 			err = peererr.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
 		case countOf(part) != uint32(i.Chunks()):
 			err = peererr.Violation("chunks from %d on, where %d is the next", countOf(part), i.Chunks())
+		case part.Kind != kind:
+			err = peererr.Violation("a message of kind %#x, where memory of those handle types comes in %#x", part.Kind, kind)
+		case kind == wire.Fabric:
+			err = i.TakeFabric(fabricHandlesOf(part))
 		default:
-			err = c.takePart(ctx, op, t, i, part)
+			err = i.Take(part.FDs)
 		}
 		// Imported or refused, the driver needs the descriptors no longer.
 		if c.spend(t, part.FDs); err != nil {
@@ -278,11 +262,8 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 
 // what names the kind and the elements.
 func (d *Descriptor) what() string {
-	switch d.Kind {
-	case ArrayKind:
+	if d.Kind == ArrayKind {
 		return fmt.Sprintf("an array of %v, of %s each", d.Element, errs.Count(d.ElementSize, "byte"))
-	case AllocationKind:
-		return "an allocation"
 	}
 	return "a buffer"
 }

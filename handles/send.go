@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -33,10 +32,8 @@ import (
 //
 // After an error the peer does not keep the memory, unless the connection ended
 // just then. Memory that was created without a handle type cannot be shared
-// (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory that has a fabric
-// handle travels by that. If the peer's driver refuses the handle, it travels by
-// descriptor, which both sides log and [TransfersOf] counts; memory without a
-// descriptor is refused.
+// (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory travels by descriptor if it
+// has that handle type, otherwise by fabric handle.
 func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 	const op = "handles.SendBuffer"
 	if b == nil {
@@ -54,23 +51,6 @@ func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error 
 	}
 	e, size := ElementOf[T]()
 	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size))
-}
-
-// SendAllocation shares physical memory with the peer, which receives it with
-// [ReceiveAllocation]. In all else it is like SendBuffer.
-func SendAllocation(ctx context.Context, c *peer.Conn, a *vmm.Allocation) error {
-	const op = "handles.SendAllocation"
-	if a == nil {
-		return peererr.Invalid(op, "a nil allocation", "make one with vmm.Create")
-	}
-	h, open := phys.Use(a)
-	if !open {
-		return errs.ClosedError(op, "allocation")
-	}
-	v := share.View{Chunks: []share.Chunk{{Handle: h}}}
-	d := Descriptor{Kind: AllocationKind, Length: int(h.Size)}
-	err := sendView(ctx, op, c, d, h.System(), h.Asked, h.Imported, v)
-	return released(err, v)
 }
 
 // sendMemory sends a buffer's memory in use. element is the size of an element in bytes.
@@ -152,29 +132,23 @@ func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phy
 	}
 	// under are the counts of chunks that the peer has yet to acknowledge.
 	sent, under, done := 0, []int(nil), false
-	by := c.begin(d.Handle)
+	kind := partsOf(d.Handle)
 	for err == nil && !done {
 		if err = c.Drain(ctx, op); err != nil {
 			break
 		}
-		if sent == len(chunks) || len(under) == by.window() || c.replied() {
-			before := len(under)
-			if under, done, err = c.nextReply(ctx, op, sent == len(chunks), under, &by); by.restart {
-				sent, by.restart = 0, false
-			} else if len(under) < before {
-				by.settled = true
-			}
+		if sent == len(chunks) || len(under) == chunkWindow || c.replied() {
+			under, done, err = c.nextReply(ctx, op, sent == len(chunks), under)
 			continue
 		}
 		var n int
-		if n, err = c.sendChunks(ctx, op, t, by.way, sent, chunks[sent:]); err == nil {
+		if n, err = c.sendChunks(ctx, op, t, kind, sent, chunks[sent:]); err == nil {
 			sent += n
 			under = append(under, sent)
 		}
 	}
 	switch {
 	case done:
-		c.carried.note(&c.carried.sent, by, c.Limits().Log, "sent")
 		return c.tell(ctx, op, transferMessage(wire.Confirmed, t))
 	case !errors.Is(err, peer.ErrRefused):
 		_ = c.tell(ctx, op, reasonMessage(wire.Withdrawn, t, err))
@@ -182,11 +156,20 @@ func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phy
 	return err
 }
 
+// partsOf returns the kind of message that brings memory of these handle types: both ends
+// are on one host, so a descriptor reaches any receiver.
+func partsOf(types vmm.HandleTypes) uint16 {
+	if types&vmm.PosixFD != 0 {
+		return wire.Chunks
+	}
+	return wire.Fabric
+}
+
 // sendChunks exports and sends the first of the remaining chunks, and returns how many.
-func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.HandleTypes, sent int, left []*phys.Handle) (int, error) {
-	if way == vmm.Fabric {
+func (c conn) sendChunks(ctx context.Context, op string, t uint32, kind uint16, sent int, left []*phys.Handle) (int, error) {
+	m := countMessage(kind, t, sent)
+	if kind == wire.Fabric {
 		left = left[:min(len(left), wire.MaxBatch)]
-		m := countMessage(wire.Fabric, t, sent)
 		for _, h := range left {
 			f, err := h.ExportFabric(op)
 			if err != nil {
@@ -201,7 +184,6 @@ func (c conn) sendChunks(ctx context.Context, op string, t uint32, way vmm.Handl
 		return 0, err
 	}
 	defer e.Close()
-	m := countMessage(wire.Chunks, t, sent)
 	m.FDs = e.FDs
 	return len(e.FDs), c.Send(ctx, op, m)
 }
@@ -216,7 +198,7 @@ func (c conn) replied() bool {
 
 // nextReply waits for the peer's next reply, and returns the counts of under that are
 // left. all is whether all chunks were sent.
-func (c conn) nextReply(ctx context.Context, op string, all bool, under []int, by *handleNegotiation) (left []int, done bool, err error) {
+func (c conn) nextReply(ctx context.Context, op string, all bool, under []int) (left []int, done bool, err error) {
 	m, err := c.awaitOwed(ctx, op, "reply", &c.out.replies, &c.out.spinner)
 	switch {
 	case err != nil:
@@ -227,8 +209,6 @@ func (c conn) nextReply(ctx context.Context, op string, all bool, under []int, b
 		return nil, true, nil
 	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil
-	case m.Kind == wire.ByFD && by.downgrade(textOf(m)):
-		return nil, false, nil
 	}
 	return under, false, c.Fail(peererr.Violation("reply %#x out of turn", m.Kind))
 }

@@ -72,15 +72,15 @@ func TestSentMemoryThatCannotBeReleased(t *testing.T) {
 // sharings are the objects that the walk shares, in chunks of 64 KiB.
 var sharings = []struct {
 	name    string
-	send    func(ctx context.Context, x *side, b *vmm.Buffer, a *vmm.Allocation) error
+	send    func(ctx context.Context, x *side, b *vmm.Buffer) error
 	receive func(ctx context.Context, x *side) (io.Closer, error)
 }{
-	{"a buffer of many chunks", func(ctx context.Context, x *side, b *vmm.Buffer, _ *vmm.Allocation) error {
+	{"a buffer of many chunks", func(ctx context.Context, x *side, b *vmm.Buffer) error {
 		return handles.SendBuffer(ctx, x.conn, b)
 	}, func(ctx context.Context, x *side) (io.Closer, error) {
 		return handles.ReceiveBuffer(ctx, x.conn, x.d, handles.ImportOptions{})
 	}},
-	{"an array for another device", func(ctx context.Context, x *side, b *vmm.Buffer, _ *vmm.Allocation) error {
+	{"an array for another device", func(ctx context.Context, x *side, b *vmm.Buffer) error {
 		a, err := vmm.ArrayOf[uint32](b)
 		if err != nil {
 			return err
@@ -88,11 +88,6 @@ var sharings = []struct {
 		return handles.SendArray(ctx, x.conn, a)
 	}, func(ctx context.Context, x *side) (io.Closer, error) {
 		return handles.ReceiveArray[uint32](ctx, x.conn, x.e, handles.ImportOptions{ReadOnly: true})
-	}},
-	{"an allocation", func(ctx context.Context, x *side, _ *vmm.Buffer, a *vmm.Allocation) error {
-		return handles.SendAllocation(ctx, x.conn, a)
-	}, func(ctx context.Context, x *side) (io.Closer, error) {
-		return handles.ReceiveAllocation(ctx, x.conn, x.d, handles.ImportOptions{})
 	}},
 }
 
@@ -108,9 +103,6 @@ func TestEveryFailureOfSharing(t *testing.T) {
 	closeLater(t, b)
 	// More chunks than a message carries.
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(66*64<<10, 1))))
-	a, err := vmm.Create(from.d, 64<<10, vmm.Properties{})
-	require.NoError(t, err)
-	closeLater(t, a)
 	for _, c := range sharings {
 		for _, struck := range []*side{from, to} {
 			t.Run(fmt.Sprintf("%s, at the sender's %v", c.name, struck == from), func(t *testing.T) {
@@ -127,7 +119,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 					defer cancel()
 					var group errgroup.Group
 					group.Go(func() error {
-						err := c.send(ctx, from, b, a)
+						err := c.send(ctx, from, b)
 						if err != nil {
 							time.AfterFunc(20*time.Millisecond, cancel)
 						}

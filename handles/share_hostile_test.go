@@ -201,18 +201,11 @@ func TestHostileOffers(t *testing.T) {
 			d := h.honest
 			d.Handle = vmm.Fabric
 			h.offer(d, h.memory(2))
-		}, peer.ErrProtocol, "memory by fd, where fabric was agreed on"},
+		}, peer.ErrProtocol, "a message of kind 0xff02, where memory of those handle types comes in 0xff08"},
 		{"a fabric handle of an offer by descriptor", func(h *hostile) {
 			h.offer(h.honest, nil)
 			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
-		}, peer.ErrProtocol, "memory by fabric, where fd was agreed on"},
-		{"fabric handles after descriptors were agreed on", func(h *hostile) {
-			d := h.honest
-			d.Handle = vmm.Fabric | vmm.PosixFD
-			h.offer(d, nil)
-			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
-			h.send(fabricMessage(h.offers, 0, cuda.FabricHandle{1}))
-		}, peer.ErrProtocol, "memory by fabric, where fd was agreed on"},
+		}, peer.ErrProtocol, "a message of kind 0xff08, where memory of those handle types comes in 0xff02"},
 		{"more descriptors than chunks", func(h *hostile) { h.offer(one(h.honest), h.memory(2)) }, ErrMismatch, "more file descriptors"},
 		{"fewer descriptors than chunks", func(h *hostile) { h.offer(h.honest, h.memory(1)) }, peer.ErrTimeout, "further chunk"},
 		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, peer.ErrTimeout, "further chunk"},
@@ -385,7 +378,7 @@ func TestMemoryThatIsMappedBeforeItWasSent(t *testing.T) {
 		h := newHostile(t, peertest.Guard)
 		in := inside(t, h.near)
 		in.out.replies = []peer.Message{transferMessage(wire.Mapped, 1)}
-		_, _, err := in.nextReply(t.Context(), "test", c.all, c.under, &handleNegotiation{})
+		_, _, err := in.nextReply(t.Context(), "test", c.all, c.under)
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}
 }

@@ -145,30 +145,6 @@ func TestArraysAndAllocations(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 		require.ErrorIs(t, group.Wait(), peer.ErrRefused)
 
-		mem, err := vmm.Create(d, 4*mib, vmm.Properties{})
-		require.NoError(t, err)
-		closeLater(t, mem)
-		over := func() *vmm.Allocation {
-			return passed(t, func(ctx context.Context) error { return handles.SendAllocation(ctx, near, mem) },
-				func(ctx context.Context) (*vmm.Allocation, error) {
-					return handles.ReceiveAllocation(ctx, far, d, handles.ImportOptions{})
-				})
-		}
-		first, second := over(), over()
-		require.Equal(t, 4*mib, first.Size())
-		require.Equal(t, vmm.NoHandles, first.Requested().Handles)
-		require.NoError(t, first.Close())
-		r, err := vmm.Reserve(d, 4*mib, vmm.ReserveOptions{})
-		require.NoError(t, err)
-		m, err := r.Map(0, second)
-		require.NoError(t, err)
-		require.NoError(t, second.Close())
-		third := over()
-		require.NoError(t, third.Close())
-		require.NoError(t, m.Close())
-		require.NoError(t, r.Close())
-		_, err = handles.ReceiveAllocation(t.Context(), far, d, handles.ImportOptions{ReadOnly: true})
-		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	})
 }
 
@@ -282,11 +258,6 @@ func TestMemoryWithoutAHandleTypeIsRefusedAtExport(t *testing.T) {
 				require.ErrorIs(t, err, cuda.ErrNotSupported)
 				require.ErrorContains(t, err, c.hint)
 			}
-			a, err := vmm.Create(d, 2*mib, c.memory)
-			require.NoError(t, err)
-			require.ErrorContains(t, handles.SendAllocation(t.Context(), near, a), c.hint)
-			require.NoError(t, a.Close())
-			require.ErrorIs(t, handles.SendAllocation(t.Context(), near, a), cuda.ErrClosed)
 		}
 	})
 }
@@ -307,7 +278,7 @@ func TestArgumentsOfSharing(t *testing.T) {
 	ctx := t.Context()
 	b := filled(t, d, 1, 1)
 	for _, err := range []error{
-		handles.SendBuffer(ctx, near, nil), handles.SendArray[int](ctx, near, nil), handles.SendAllocation(ctx, near, nil),
+		handles.SendBuffer(ctx, near, nil), handles.SendArray[int](ctx, near, nil),
 		handles.SendBuffer(ctx, nil, b),
 	} {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)

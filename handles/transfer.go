@@ -23,7 +23,6 @@ import (
 //	taken       how many chunks so far 4
 //	mapped
 //	declined    the reason, in text
-//	by fd       the reason, in text
 //
 // The file descriptors of chunks are the handles of the next chunks.
 const transferHeader = 4
@@ -37,7 +36,7 @@ func transferOf(m peer.Message) (uint32, error) {
 		least, most = transferHeader+descriptorHeader, peer.MaxBody
 	case wire.Chunks, wire.Taken:
 		least, most = transferHeader+4, transferHeader+4
-	case wire.Withdrawn, wire.Declined, wire.ByFD:
+	case wire.Withdrawn, wire.Declined:
 		most += wire.MaxReason
 	case wire.Fabric:
 		const one = len(cuda.FabricHandle{})
@@ -50,7 +49,7 @@ func transferOf(m peer.Message) (uint32, error) {
 	if m.Kind == wire.Chunks {
 		carries = wire.MaxBatch
 	}
-	reason := m.Kind == wire.Withdrawn || m.Kind == wire.Declined || m.Kind == wire.ByFD
+	reason := m.Kind == wire.Withdrawn || m.Kind == wire.Declined
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
 		return 0, peererr.Violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
@@ -95,6 +94,16 @@ func countOf(m peer.Message) uint32 { return numberAt(m.Body, transferHeader) }
 func numberAt(body []byte, at int) uint32 {
 	d := wire.Decoder{B: body[at:]}
 	return d.Uint32()
+}
+
+// fabricHandlesOf reads the handles of a message that transferOf has checked.
+func fabricHandlesOf(m peer.Message) []cuda.FabricHandle {
+	b := m.Body[transferHeader+4:]
+	all := make([]cuda.FabricHandle, len(b)/len(cuda.FabricHandle{}))
+	for i := range all {
+		b = b[copy(all[i][:], b):]
+	}
+	return all
 }
 
 // reasonMessage makes a message of kind withdrawn or declined.

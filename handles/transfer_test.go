@@ -32,7 +32,7 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, offered, d)
 	for _, m := range []peer.Message{someOffer(t, 5), countMessage(wire.Taken, 5, 9), transferMessage(wire.Mapped, 5), transferMessage(wire.Confirmed, 5),
-		reasonMessage(wire.Declined, 5, errors.New("no")), reasonMessage(wire.ByFD, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
+		reasonMessage(wire.Declined, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
 		number, err := transferOf(m)
 		require.NoError(t, err)
 		require.EqualValues(t, 5, number)
@@ -56,7 +56,7 @@ func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 		body(wire.Taken, 4), body(wire.Mapped, 3), body(wire.Mapped, 5), body(wire.Confirmed, 0), body(wire.Confirmed, 8),
 		body(wire.Declined, 3), body(wire.Declined, transferHeader+wire.MaxReason+1), body(wire.Withdrawn, transferHeader+wire.MaxReason+1),
 		{Kind: wire.Mapped, Body: make([]byte, 4), FDs: make([]*peer.FD, 1)},
-		body(wire.ByFD, 3), body(wire.ByFD, transferHeader+wire.MaxReason+1), body(wire.Fabric, 8), body(wire.Fabric, 8+63), body(wire.Fabric, 8+65),
+		body(wire.Fabric, 8), body(wire.Fabric, 8+63), body(wire.Fabric, 8+65),
 		body(wire.Fabric, 8+64*(wire.MaxBatch+1)), {Kind: wire.Fabric, Body: make([]byte, 8+64), FDs: make([]*peer.FD, 1)},
 		{Kind: wire.Offer, Body: someOffer(t, 1).Body, FDs: make([]*peer.FD, 1)},
 		{Kind: wire.Chunks, Body: make([]byte, 8), FDs: make([]*peer.FD, wire.MaxBatch+1)},
@@ -190,7 +190,6 @@ func FuzzTransferMessages(f *testing.F) {
 	f.Add(wire.Chunks, countMessage(wire.Chunks, 3, 1).Body, uint8(64))
 	f.Add(wire.Taken, countMessage(wire.Taken, 3, 1).Body, uint8(0))
 	f.Add(wire.Declined, reasonMessage(wire.Declined, 1, errors.New("no")).Body, uint8(0))
-	f.Add(wire.ByFD, reasonMessage(wire.ByFD, 1, errors.New("no")).Body, uint8(0))
 	f.Add(wire.Fabric, fabricMessage(1, 2, cuda.FabricHandle{3}, cuda.FabricHandle{4}).Body, uint8(0))
 	f.Fuzz(func(t *testing.T, kind uint16, body []byte, fds uint8) {
 		if kind <= peer.MaxKind || kind > wire.LastKind {

@@ -28,9 +28,8 @@ import (
 // The sender exports while the receiver checks, and sends up to chunkWindow messages
 // ahead.
 //
-// Chunks travel as descriptors, or in fabric as fabric handles. If the receiver's driver
-// refuses the first fabric handle, the receiver replies by fd in place of taken, and the
-// sender begins again with descriptors, provided that the offer has them.
+// Chunks travel as descriptors if the memory has them, since both ends are on one host, and
+// otherwise in fabric as fabric handles.
 //
 // Until then either side can end the transfer with a reason: the sender by withdrawn, the
 // receiver by declined. So neither side keeps memory whose transfer failed for the
@@ -45,7 +44,6 @@ const chunkWindow = 4
 type transfers struct {
 	// offering and taking let one transfer of each direction run at a time.
 	offering, taking wait.Slot
-	carried          carried
 
 	mu sync.Mutex
 	// in is the transfer that the peer sends, out the one that this side sends.
@@ -128,8 +126,6 @@ type transfer struct {
 	// taken: a caller receives it. mapped: the sender may confirm it. last: the
 	// peer has ended it.
 	taken, mapped, last bool
-	// by is the type of handle that brought the memory.
-	by handleNegotiation
 	// spent are imported descriptors that are not closed yet.
 	spent []*peer.FD
 }

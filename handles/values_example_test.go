@@ -9,7 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
-	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -72,60 +71,4 @@ func ExampleLeaseBuffer() {
 	// Output:
 	// 1 lease of 2097152 bytes
 	// 6 bytes were imported by this process: true
-}
-
-// Physical memory is leased and sent by itself, and mapped by its receiver.
-func ExampleLeaseAllocation() {
-	machine, err := sim.New(sim.Options{})
-	check(err)
-	sys, err := machine.OpenOwned(cuda.Options{})
-	check(err)
-	defer sys.Close()
-	dev := sys.Devices()[0]
-	memory, err := vmm.Create(dev, 2<<20, vmm.Properties{Handles: vmm.PosixFD})
-	check(err)
-	defer memory.Close()
-	lease, err := handles.LeaseAllocation(memory, handles.LeaseOptions{Handle: vmm.PosixFD})
-	check(err)
-	defer lease.Close()
-
-	got, err := handles.ImportAllocation(dev, lease.Offer(), handles.ImportOptions{})
-	check(err)
-	fmt.Println(got.Size(), "bytes")
-	check(got.Close())
-	// Output:
-	// 2097152 bytes
-}
-
-// Both ends of a connection count the objects that it carried, by handle type.
-func ExampleTransfersOf() {
-	ctx := context.Background()
-	machine, err := sim.New(sim.Options{})
-	check(err)
-	sys, err := machine.OpenOwned(cuda.Options{})
-	check(err)
-	defer sys.Close()
-	dev := sys.Devices()[0]
-	near, file, err := peer.Pair(peer.Options{})
-	check(err)
-	defer near.Close()
-	far, err := peer.Inherit(file, peer.Options{})
-	check(err)
-	defer far.Close()
-	b, err := vmm.NewBuffer(dev, vmm.BufferOptions{})
-	check(err)
-	defer b.Close()
-	_, err = b.Append(nil, []byte("shared"))
-	check(err)
-
-	sent := make(chan error, 1)
-	go func() { sent <- handles.SendBuffer(ctx, near, b) }()
-	got, err := handles.ReceiveBuffer(ctx, far, dev, handles.ImportOptions{})
-	check(err)
-	check(<-sent)
-	all := handles.TransfersOf(near)
-	fmt.Println(all.Sent == handles.Carried{Descriptor: 1}, all.Received == handles.Carried{})
-	check(got.Close())
-	// Output:
-	// true true
 }

@@ -72,8 +72,8 @@ func rewritten(t *testing.T, m peer.Message) peer.Message {
 		back := countMessage(m.Kind, n, int(countOf(m)))
 		back.Body = append(back.Body, m.Body[transferHeader+4:]...)
 		return back
-	case wire.Withdrawn, wire.Declined, wire.ByFD:
-		return reasonMessage(m.Kind, n, fmt.Errorf("%s", textOf(m)))
+	case wire.Withdrawn, wire.Declined:
+		return reasonMessage(m.Kind, n, fmt.Errorf("%s", m.Body[transferHeader:]))
 	}
 	return transferMessage(m.Kind, n)
 }

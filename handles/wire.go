@@ -40,9 +40,6 @@ const (
 
 	flagCompressible = 1
 	flagRDMA         = 2
-
-	// textPrefix is the magic and the version of the text form.
-	textPrefix = "cuvmm1:"
 )
 
 // MaxDescriptorBytes is the maximum length of the binary form of a descriptor.
@@ -153,25 +150,4 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	}
 	n.Length = int(length)
 	return n, n.check(op)
-}
-
-// MarshalText returns the one text form of a valid descriptor, which is safe in
-// files, arguments and URLs.
-func (d *Descriptor) MarshalText() ([]byte, error) {
-	b, err := d.MarshalBinary()
-	if err != nil {
-		return nil, err
-	}
-	return textEncoding.AppendEncode([]byte(textPrefix), b), nil
-}
-
-// UnmarshalText reads the text form, and refuses anything else. After an error the
-// descriptor is unchanged.
-func (d *Descriptor) UnmarshalText(text []byte) error {
-	const op = "handles.Descriptor.UnmarshalText"
-	b, err := decodeText(op, text, textPrefix, MaxDescriptorBytes)
-	if err != nil {
-		return err
-	}
-	return d.UnmarshalBinary(b)
 }

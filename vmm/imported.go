@@ -75,41 +75,13 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 }
 
 func init() {
-	share.SetMake(
-		func(op string, o share.ImportOptions) (any, error) {
-			b, err := importBuffer(op, o)
-			if err != nil {
-				return nil, err
-			}
-			return b.public(), nil
-		},
-		func(op string, d *cuda.Device, h *phys.Handle) (any, error) {
-			if err := prove(op, d, h); err != nil {
-				return nil, err
-			}
-			return newAllocation(h, MinimumGranularity), nil
-		})
-}
-
-// prove maps memory for a moment to verify its size: the driver maps memory only at its
-// exact size.
-func prove(op string, d *cuda.Device, h *phys.Handle) error {
-	res, err := reserve(op, d, int(h.Size), ReserveOptions{})
-	if err != nil {
-		return err
-	}
-	maps, err := res.mapRun(op, nil, 0, []*phys.Handle{h}, nil)
-	if err == nil {
-		h.Retain() // for the mapping
-		err = res.unmapRun(op, maps)
-	}
-	if err == nil {
-		err = res.close(op)
-	}
-	if err != nil {
-		return res.abandon(op, err)
-	}
-	return nil
+	share.SetMake(func(op string, o share.ImportOptions) (any, error) {
+		b, err := importBuffer(op, o)
+		if err != nil {
+			return nil, err
+		}
+		return b.public(), nil
+	})
 }
 
 // importBuffer makes a buffer of imported memory.

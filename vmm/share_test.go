@@ -263,7 +263,7 @@ func TestShrinkingBehindACaptureChangesNothing(t *testing.T) {
 
 // What publishers and followers do to a buffer is walked as the rest is.
 func init() {
-	scenarios = append(scenarios, shrinking(false), shrinking(true), attaching(), importingAnew(), proving())
+	scenarios = append(scenarios, shrinking(false), shrinking(true), attaching(), importingAnew())
 }
 
 // shrinking takes the tail of a published buffer.
@@ -361,30 +361,6 @@ func importingAnew() scenario {
 		if err == nil {
 			chunks = nil
 			w.own(b.(*vmm.Buffer))
-		}
-		return err
-	}
-	return sc
-}
-
-// proving makes an allocation of imported memory.
-func proving() scenario {
-	var chunks []*phys.Handle
-	sc := scenario{name: "share.NewAllocation"}
-	sc.setup = func(w *world) {
-		chunks = imports(w.t, w.buffer(1), 1)
-		w.own(closerFunc(func() error {
-			for _, h := range chunks {
-				require.Zero(w.t, h.Release())
-			}
-			return nil
-		}))
-	}
-	sc.op = func(w *world) error {
-		a, err := share.NewAllocation(testOp, w.d, chunks[0])
-		if err == nil {
-			chunks = nil
-			w.own(a.(*vmm.Allocation))
 		}
 		return err
 	}

@@ -76,9 +76,13 @@ func sendToChild(d *cuda.Device, h host, driver string, granule int) (err error)
 	go func() { ended <- child.Wait() }()
 	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
 	defer cancel()
-	memory, err := vmm.Create(d, granule, vmm.Properties{})
+	memory, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: granule})
 	if err == nil {
-		err = errors.Join(handles.SendAllocation(ctx, conn, memory), memory.Close())
+		_, err = memory.AppendUndefined(granule)
+		if err == nil {
+			err = handles.SendBuffer(ctx, conn, memory)
+		}
+		err = errors.Join(err, memory.Close())
 	}
 	if err != nil {
 		_ = child.Process.Kill() // it may have ended
@@ -122,7 +126,7 @@ func receive(args []string, h host) (err error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), childTimeout)
 	defer cancel()
-	memory, err := handles.ReceiveAllocation(ctx, conn, d, handles.ImportOptions{})
+	memory, err := handles.ReceiveBuffer(ctx, conn, d, handles.ImportOptions{})
 	if err != nil {
 		return err
 	}

@@ -136,7 +136,7 @@ func (m *between) change(p piece, fresh func() int) []piece {
 		}
 		return []piece{p}
 	case 11: // another kind
-		kinds := []uint16{0xf101, 0xf102, 0xf103, 0xf104, 0xf181, 0xf182, 0xf183, 0xf184, 0xf185, 0xff0a, 0xff01, 1}
+		kinds := []uint16{0xf101, 0xf102, 0xf103, 0xf104, 0xf181, 0xf182, 0xf183, 0xf184, 0xf185, 0xff09, 0xff01, 1}
 		binary.LittleEndian.PutUint16(p.b[6:], kinds[int(m.next())%len(kinds)])
 		return []piece{p}
 	case 12: // longer or shorter

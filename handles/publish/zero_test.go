@@ -32,10 +32,4 @@ func TestZeroValuesAreNotShared(t *testing.T) {
 	} {
 		require.ErrorIs(t, share(), cuda.ErrInvalidArgument, name)
 	}
-	for name, share := range map[string]func() error{
-		"send an allocation":  func() error { return handles.SendAllocation(ctx, near, &vmm.Allocation{}) },
-		"lease an allocation": func() error { _, err := handles.LeaseAllocation(&vmm.Allocation{}, handles.LeaseOptions{}); return err },
-	} {
-		require.ErrorIs(t, share(), cuda.ErrClosed, name)
-	}
 }

@@ -192,7 +192,7 @@ func (w *wire) until(t *testing.T, kind uint16) packet {
 const (
 	list, follow, done, leave              = 0xf101, 0xf102, 0xf103, 0xf104
 	listing, accepted, denied, update      = 0xf181, 0xf182, 0xf183, 0xf184
-	offer, chunks, confirmed, mapped, soon = 0xff01, 0xff02, 0xff04, 0xff06, 0xff0a
+	offer, chunks, confirmed, mapped, soon = 0xff01, 0xff02, 0xff04, 0xff06, 0xff09
 	refusal                                = 0xffff
 )
 

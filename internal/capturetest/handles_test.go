@@ -23,7 +23,7 @@ var handlesCases = join(
 	plain("Kind", func(*world) handles.Kind { return handles.ArrayKind }, "String"),
 	plain("ElementType", func(*world) handles.ElementType { return handles.Float32 }, "String"),
 	plain("Process", func(*world) handles.Process { return handles.Self() }, "String"),
-	plain("Descriptor", (*world).descriptor, "Size", "MarshalBinary", "MarshalText"),
+	plain("Descriptor", (*world).descriptor, "Size", "MarshalBinary"),
 	table{
 		"Self":      nothing(func() any { return handles.Self() }),
 		"ElementOf": nothing(func() any { e, _ := handles.ElementOf[float32](); return e }),
@@ -34,10 +34,6 @@ var handlesCases = join(
 		"Descriptor.UnmarshalBinary": func(w *world) func() error {
 			b := must[[]byte](w)(w.descriptor().MarshalBinary())
 			return func() error { return new(handles.Descriptor).UnmarshalBinary(b) }
-		},
-		"Descriptor.UnmarshalText": func(w *world) func() error {
-			b := must[[]byte](w)(w.descriptor().MarshalText())
-			return func() error { return new(handles.Descriptor).UnmarshalText(b) }
 		},
 	},
 	sharingCases, leaseCases,
@@ -143,16 +139,10 @@ var peerCases = join(
 )
 
 var sharingCases = table{
-	"TransfersOf": func(w *world) func() error {
-		near, _ := w.pair()
-		return func() error { handles.TransfersOf(near); return nil }
-	},
-	"SendBuffer":        shares(sendBuffer, receiveBuffer, true),
-	"ReceiveBuffer":     shares(sendBuffer, receiveBuffer, false),
-	"SendArray":         shares(sendArray, receiveArray, true),
-	"ReceiveArray":      shares(sendArray, receiveArray, false),
-	"SendAllocation":    shares(sendAllocation, receiveAllocation, true),
-	"ReceiveAllocation": shares(sendAllocation, receiveAllocation, false),
+	"SendBuffer":    shares(sendBuffer, receiveBuffer, true),
+	"ReceiveBuffer": shares(sendBuffer, receiveBuffer, false),
+	"SendArray":     shares(sendArray, receiveArray, true),
+	"ReceiveArray":  shares(sendArray, receiveArray, false),
 }
 
 // shares has one side be the operation, and the other go on beside it.
@@ -184,15 +174,6 @@ func sendArray(w *world, c *peer.Conn) func() error {
 
 func receiveArray(w *world, c *peer.Conn) (io.Closer, error) {
 	return handles.ReceiveArray[int32](w.soon(), c, w.dev, handles.ImportOptions{ReadOnly: true})
-}
-
-func sendAllocation(w *world, c *peer.Conn) func() error {
-	a := w.allocation()
-	return func() error { return handles.SendAllocation(w.soon(), c, a) }
-}
-
-func receiveAllocation(w *world, c *peer.Conn) (io.Closer, error) {
-	return handles.ReceiveAllocation(w.soon(), c, w.dev, handles.ImportOptions{})
 }
 
 var publishCases = join(

@@ -48,10 +48,6 @@ var leaseCases = join(
 			a := w.array()
 			return func() error { return keep[*handles.Lease](w)(handles.LeaseArray(a, byFD)) }
 		},
-		"LeaseAllocation": func(w *world) func() error {
-			a := w.allocation()
-			return func() error { return keep[*handles.Lease](w)(handles.LeaseAllocation(a, byFD)) }
-		},
 		"ImportBuffer": func(w *world) func() error {
 			l := w.lease()
 			return func() error {
@@ -62,12 +58,6 @@ var leaseCases = join(
 			l := made[*handles.Lease](w)(handles.LeaseArray(w.array(), byFD))
 			return func() error {
 				return keep[*vmm.Array[int32]](w)(handles.ImportArray[int32](w.dev, l.Offer(), handles.ImportOptions{}))
-			}
-		},
-		"ImportAllocation": func(w *world) func() error {
-			l := made[*handles.Lease](w)(handles.LeaseAllocation(w.allocation(), byFD))
-			return func() error {
-				return keep[*vmm.Allocation](w)(handles.ImportAllocation(w.dev, l.Offer(), handles.ImportOptions{}))
 			}
 		},
 	},

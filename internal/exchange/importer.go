@@ -83,9 +83,6 @@ func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, va
 	return i, nil
 }
 
-// KeepsDescriptors reports whether the memory can be passed on.
-func (i *Importer) KeepsDescriptors() bool { return i.options.KeepDescriptors }
-
 // Granularity returns the granularity of the memory in bytes.
 func (i *Importer) Granularity() uint64 { return i.gran }
 
@@ -246,20 +243,6 @@ func (i *Importer) Attach(to share.Memory) error {
 	}
 	i.chunks = nil
 	return nil
-}
-
-// Allocation makes an allocation of the one chunk, which leaves the Importer empty. After
-// an error it is unchanged.
-func (i *Importer) Allocation() (*vmm.Allocation, error) {
-	if err := i.whole(); err != nil {
-		return nil, err
-	}
-	a, err := share.NewAllocation(i.op, i.dev, i.chunks[0])
-	if err != nil {
-		return nil, sizeError(i.op, err)
-	}
-	i.chunks = nil
-	return a.(*vmm.Allocation), nil
 }
 
 // Discard releases the imported chunks after a failure, whose error is cause.

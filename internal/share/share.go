@@ -166,22 +166,10 @@ type ImportOptions struct {
 // NewBuffer makes a *vmm.Buffer of imported memory.
 func NewBuffer(op string, o ImportOptions) (buffer any, err error) { return newBuffer(op, o) }
 
-// NewAllocation makes a *vmm.Allocation of imported memory, after it has proved the
-// size by mapping the memory briefly. It takes over one count of the handle; if
-// it fails the count is still the caller's.
-func NewAllocation(op string, d *cuda.Device, h *phys.Handle) (allocation any, err error) {
-	return newAllocation(op, d, h)
-}
+var newBuffer func(op string, o ImportOptions) (any, error)
 
-var (
-	newBuffer     func(op string, o ImportOptions) (any, error)
-	newAllocation func(op string, d *cuda.Device, h *phys.Handle) (any, error)
-)
-
-// SetMake sets how objects of imported memory are made. vmm calls it once.
-func SetMake(buffer func(op string, o ImportOptions) (any, error), allocation func(op string, d *cuda.Device, h *phys.Handle) (any, error)) {
-	newBuffer, newAllocation = buffer, allocation
-}
+// SetMake sets how buffers of imported memory are made. vmm calls it once.
+func SetMake(buffer func(op string, o ImportOptions) (any, error)) { newBuffer = buffer }
 
 // Holder is embedded, unexported, by vmm.Buffer. Its only method is unexported
 // too, so users cannot reach the inner state.

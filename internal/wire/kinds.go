@@ -22,7 +22,6 @@ const (
 	Mapped
 	Declined
 	Fabric
-	ByFD
 	// Warning announces that a message follows soon. It is empty, and not part of a
 	// transfer.
 	Warning

@@ -13,7 +13,7 @@ from . import _driver
 from ._wire import DESCRIPTOR_HEADER, FABRIC_HANDLE, MAX_CHUNKS
 from .errors import MismatchError, ProtocolError, TooLargeError
 
-ALLOCATION, BUFFER, ARRAY = 1, 2, 3
+BUFFER, ARRAY = 2, 3
 NO_ELEMENT, RECORD = 0, 14
 _MAX_BYTES = 1 << 60
 _HEADER = struct.Struct("<4sHBBIQBBHi16sQI16sI")
@@ -94,7 +94,7 @@ class Descriptor(NamedTuple):
 
     def what(self) -> str:
         if self.kind != ARRAY:
-            return "an allocation" if self.kind == ALLOCATION else "a buffer"
+            return "a buffer"
         name = ELEMENTS[self.element].name if self.element in ELEMENTS else "record"
         return f"an array of {name}, of {self.element_size} bytes each"
 
@@ -141,10 +141,8 @@ def _check(d: Descriptor) -> None:
         raise _bad("a chunk without bytes")
     if d.size > _MAX_BYTES:
         raise TooLargeError(f"{len(d.chunks)} chunks of {d.size} bytes")
-    if not ALLOCATION <= d.kind <= ARRAY:
+    if not BUFFER <= d.kind <= ARRAY:
         raise _bad(f"kind {d.kind}")
-    if d.kind == ALLOCATION and len(d.chunks) != 1:
-        raise _bad(f"an allocation of {len(d.chunks)} chunks")
     if d.kind == ARRAY:
         known = ELEMENTS.get(d.element)
         if d.element_size == 0 or (known is None and d.element != RECORD) or (known is not None and known.size != d.element_size):

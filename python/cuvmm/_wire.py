@@ -69,8 +69,7 @@ SHAPES: Dict[int, Shape] = _shapes(
     ("mapped", 0xFF06, "sender", (("transfer", "u32"),)),
     ("declined", 0xFF07, "sender", (("transfer", "u32"), ("reason", "rest"))),
     ("fabric", 0xFF08, "receiver", (("transfer", "u32"), ("first", "u32"), ("handles", "bytes"))),
-    ("by descriptor", 0xFF09, "sender", (("transfer", "u32"), ("reason", "rest"))),
-    ("soon", 0xFF0A, "either", ()),
+    ("soon", 0xFF09, "either", ()),
 )
 KINDS: Dict[str, int] = {s.name: s.kind for s in SHAPES.values()}
 

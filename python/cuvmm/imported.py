@@ -9,7 +9,7 @@ from ctypes import c_void_p
 from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 from . import _conn, _descriptor, _driver, _memory, _packet, _wire
-from ._descriptor import ALLOCATION, ARRAY, ELEMENTS, RECORD, Descriptor
+from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._process import OfProcess
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
@@ -171,6 +171,8 @@ class Channel(OfProcess):
         raw, number = offer["descriptor"], offer["transfer"]
         assert isinstance(raw, bytes) and isinstance(number, int)
         d = _descriptor.decode(raw)
+        if not d.handle & _driver.POSIX_FD:
+            raise MismatchError("memory by fabric handle alone", "share it by descriptor, or as a lease")
         importer = _memory.Importer(dev, d)
         d.check_sizes(importer.granularity, max_bytes or importer.most)
         handles: List[_memory.Handle] = []
@@ -209,9 +211,7 @@ class Channel(OfProcess):
             if said == name:
                 return m, fields
             _conn.close_all(m.files)
-            if said == "fabric":
-                self._send("by descriptor", transfer=number, reason="this side maps descriptors")
-            elif said not in ("chunks",):
+            if said not in ("chunks", "fabric"):
                 raise self._conn.fail(ProtocolError(f"{said} instead of {name}"))
 
     def _step(self, until: Optional[float]) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
@@ -277,8 +277,6 @@ def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: 
     dev = _driver.device(device)
     o = _descriptor.offer(text)
     d = o.descriptor
-    if d.kind == ALLOCATION:
-        d = d._replace(length=d.size)
     importer = _memory.Importer(dev, d)
     d.check_sizes(importer.granularity, max_bytes or importer.most)
     if d.handle == _driver.POSIX_FD and len(files) != len(d.chunks):
