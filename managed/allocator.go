@@ -23,6 +23,7 @@ type allocator struct {
 	closer  life.Closer
 	dev     *cuda.Device
 	options Options
+	looks   looks
 
 	mu    sync.Mutex
 	live  map[*memory]struct{}
@@ -111,18 +112,16 @@ func (a *Allocator) Released() cuda.Completion {
 }
 
 // Close waits once for all work that could use the memory, and frees all of it. Buffers
-// need not be closed before or after. It also waits for Host functions. If the driver does
-// not free some of the memory, the rest is freed, and Close may be called again.
+// need not be closed before or after. While a Host function uses any of it, Close returns
+// ErrInUse and the allocator stays open. If the driver does not free some of the memory, the rest is freed, and Close may be called again.
 func (a *Allocator) Close() error {
 	const op = "managed.Allocator.Close"
 	in, err := a.inner(op)
 	if err != nil {
 		return err
 	}
-	for _, m := range in.all() {
-		if err := m.notInside(op); err != nil {
-			return err
-		}
+	if err := in.looks.shut(op, nil, &in.closer.Life); err != nil {
+		return err
 	}
 	return in.closer.Close(func() error {
 		all := in.all()

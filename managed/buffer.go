@@ -96,7 +96,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 		return nil, err
 	}
 	if from != nil {
-		m.from = from.a
+		m.from, m.looks = from.a, &from.a.looks
 		m.from.made(m)
 	}
 	placed := false
@@ -139,7 +139,7 @@ func allocate(op string, d *cuda.Device, n uint64, o Options) (*memory, error) {
 	if o.Attach != AttachGlobal {
 		flags = driver.AttachHost
 	}
-	m := &memory{sys: sys, dev: d, ctx: ctx, size: n, refs: 1}
+	m := &memory{sys: sys, dev: d, ctx: ctx, size: n, refs: 1, looks: new(looks)}
 	var r driver.Result
 	if r = ctx.Lost(); r == driver.Success {
 		r = sys.Allocate(size, func() (r driver.Result) {
@@ -344,8 +344,9 @@ func (b *Buffer) watch() {
 }
 
 // Close takes the buffer out of use. The last one of its memory waits for all work that
-// could use it, and for Host functions, and frees it; the package documentation describes
-// the cost. It is idempotent, and after an error it may be called again.
+// could use it, and frees it; the package documentation describes the cost. While a Host
+// function uses the buffer, Close returns ErrInUse and the buffer stays open. It is
+// idempotent, and after an error it may be called again.
 func (b *Buffer) Close() error { return b.end("managed.Buffer.Close") }
 
 func (b *Buffer) end(op string) error {
@@ -353,7 +354,7 @@ func (b *Buffer) end(op string) error {
 	if h == nil {
 		return errNilBuffer(op)
 	}
-	if err := h.m.notInside(op); err != nil {
+	if err := h.m.looks.shut(op, h, &h.closer.Life); err != nil {
 		return err
 	}
 	return h.closer.Close(func() error {

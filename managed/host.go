@@ -2,21 +2,22 @@ package managed
 
 import (
 	"fmt"
+	"sync"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // Host waits for the stream's work and calls f with the range as a Go slice, which is the
 // memory itself. Without a stream it waits for all known work, on every device, as Close
 // does. If any device has no concurrent managed access it always waits for all work.
 //
-// While f runs the buffer stays open: Close, and another Host on the memory, wait until f
-// returns, or return ErrInUse if f itself calls them; Discard returns ErrInUse. f must not
-// keep the slice. Other goroutines are not prevented from launching work on the memory.
+// While f runs, Close of the buffer and of its allocator, another Host on the memory and
+// Discard return ErrInUse. f must not keep the slice. Other goroutines are not prevented from launching work on the memory.
 // While the stream, or without a stream any known one, captures a graph, Host returns
 // ErrCapturing, since captured work cannot be waited for.
 func (r Range) Host(on *cuda.Stream, f func(data []byte) error) error {
@@ -39,9 +40,10 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 	if err := m.mayWait(op, on); err != nil {
 		return err
 	}
-	if err := m.notInside(op); err != nil {
+	if err := m.looks.begin(op, r.h); err != nil {
 		return err
 	}
+	defer m.looks.end(m)
 	m.host.Lock()
 	defer m.host.Unlock()
 	if err := m.wait(op, on); err != nil {
@@ -50,19 +52,56 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 	if err := r.touch(op, true); err != nil {
 		return err
 	}
-	m.hostBy.Store(core.Goroutine())
-	defer m.hostBy.Store(0)
 	return f(r.bytes())
 }
 
-// notInside refuses an operation that waits for a Host function if that function is the
-// caller.
-func (m *memory) notInside(op string) error {
-	if by := m.hostBy.Load(); by == 0 || by != core.Goroutine() {
-		return nil
+// looks are the running Host functions on one memory, or on all memory of an allocator:
+// the handle that each uses. Its lock is a leaf.
+type looks struct {
+	mu sync.Mutex
+	by map[*memory]*handle
+}
+
+func errLook(op string) error {
+	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory that a Host function uses", Hint: "let the function return first"})
+}
+
+// begin registers a function, unless another runs on the memory or a Close saw none.
+func (l *looks) begin(op string, h *handle) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case l.by[h.m] != nil:
+		return errLook(op)
+	case h.closer.Closed():
+		return errs.ClosedError(op, "buffer")
+	case h.m.from != nil && h.m.from.closer.Closed():
+		return h.m.closedError(op)
+	case l.by == nil:
+		l.by = map[*memory]*handle{}
 	}
-	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "a Host function on the memory that calls this",
-		Hint: "let the function return first"})
+	l.by[h.m] = h
+	return nil
+}
+
+func (l *looks) end(m *memory) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.by, m)
+}
+
+// shut closes the life of a handle, or, without one, of an allocator, unless a function
+// uses it.
+func (l *looks) shut(op string, h *handle, of *life.Life) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, by := range l.by {
+		if h == nil || by == h {
+			return errLook(op)
+		}
+	}
+	of.Close()
+	return nil
 }
 
 // Bytes returns the range as a Go slice, which is the memory itself. It waits for nothing:

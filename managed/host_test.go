@@ -62,7 +62,7 @@ func TestHostIsChecked(t *testing.T) {
 }
 
 // While Host runs no other function works on the memory from the CPU, nothing discards
-// it, and it stays.
+// it, and it stays: whatever would take it away returns ErrInUse, on every goroutine.
 func TestHostExcludes(t *testing.T) {
 	m, d := open(t)
 	s := stream(t, d)
@@ -71,36 +71,29 @@ func TestHostExcludes(t *testing.T) {
 	require.NoError(t, err)
 	c, err := b.Clone()
 	require.NoError(t, err)
-	second, shut := make(chan error, 1), make(chan error, 1)
-	inside := false
+	other, err := a.New(s, mib)
+	require.NoError(t, err)
 	require.NoError(t, b.Host(s, func(data []byte) error {
-		inside = true
-		defer func() { inside = false }()
-		require.ErrorIs(t, c.Discard(s), cuda.ErrInUse)
-		require.ErrorIs(t, managed.DiscardPrefetchBatch(s, []managed.Range{c.Range}, cuda.OnHost()), cuda.ErrInUse)
-		require.NoError(t, c.Prefetch(s, cuda.OnHost()))
-		require.ErrorIs(t, c.Host(s, nothing), cuda.ErrInUse)
-		require.ErrorIs(t, b.Close(), cuda.ErrInUse)
-		require.ErrorIs(t, a.Close(), cuda.ErrInUse)
-		go func() {
-			second <- c.Host(s, func([]byte) error {
-				if inside {
-					return errors.New("two at once")
-				}
-				return nil
-			})
-			shut <- errors.Join(c.Close(), b.Close())
-		}()
-		select {
-		case <-second:
-			t.Error("a second Host did not wait")
-		case <-time.After(20 * time.Millisecond):
+		elsewhere := make(chan error, 1)
+		for what, take := range map[string]func() error{
+			"Discard":              func() error { return c.Discard(s) },
+			"DiscardPrefetchBatch": func() error { return managed.DiscardPrefetchBatch(s, []managed.Range{c.Range}, cuda.OnHost()) },
+			"Host":                 func() error { return c.Host(s, nothing) },
+			"Close":                b.Close,
+			"Allocator.Close":      a.Close,
+		} {
+			require.ErrorIs(t, take(), cuda.ErrInUse, what)
+			go func() { elsewhere <- take() }()
+			require.ErrorIs(t, <-elsewhere, cuda.ErrInUse, what)
 		}
+		require.NoError(t, c.Prefetch(s, cuda.OnHost()))
+		require.NoError(t, other.Host(s, nothing), "of other memory")
+		require.NoError(t, c.Close(), "the function's buffer keeps the memory")
+		require.NoError(t, b.CloseAfter(s))
 		data[0] = 1
 		return nil
 	}))
-	require.NoError(t, <-second)
-	require.NoError(t, <-shut)
+	require.NoError(t, a.Close())
 	require.Zero(t, m.Live()[sim.KindManagedMemory])
 }
 

@@ -3,7 +3,6 @@ package managed
 import (
 	"fmt"
 	"sync"
-	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -29,8 +28,8 @@ type memory struct {
 	// host is held while a Host function runs, and for reading while work is submitted
 	// that makes the contents undefined.
 	host sync.RWMutex
-	// hostBy is the goroutine of the running Host function, 0 for none.
-	hostBy atomic.Uint64
+	// looks are the running Host functions; an allocator's memory shares them.
+	looks *looks
 	// advice is held during changes of advice, so that they can be undone.
 	advice sync.Mutex
 

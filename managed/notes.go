@@ -50,8 +50,9 @@ package managed
 //
 // # The CPU
 //
-// Host holds the memory's host lock for writing and discards hold it for reading: no
-// two functions work on one memory, and nothing is discarded under a function. The
+// Host lists its function with the memory's looks, so that no two functions work on one
+// memory and no Close begins under one; it holds the memory's host lock for writing and
+// discards hold it for reading, so that nothing is discarded under a function. The
 // software driver cannot see accesses of the CPU, so it has one method that the real
 // driver lacks (driver.HostTouched), by which Host reports what the CPU will touch.
 // In the software driver all managed bytes lie in one arena that the CPU reaches

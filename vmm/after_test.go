@@ -240,9 +240,8 @@ func TestAHostFunctionUsesItsBuffer(t *testing.T) {
 	w.end()
 }
 
-// What takes memory away waits for the functions of other goroutines, which go
-// on using the buffer.
-func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
+// What takes memory away is refused while a function of any goroutine looks at it.
+func TestWhatTakesMemoryAwayIsRefusedBesideHostFunctions(t *testing.T) {
 	for name, take := range map[string]func(b *vmm.Buffer) error{
 		"Clip":      func(b *vmm.Buffer) error { return b.Clip() },
 		"Close":     func(b *vmm.Buffer) error { return b.Close() },
@@ -255,22 +254,39 @@ func TestWhatTakesMemoryAwayWaitsForHostFunctions(t *testing.T) {
 				require.NoError(t, w.b.Resize(nil, 100))
 				taken := make(chan error, 1)
 				go func() { taken <- take(w.b) }()
-				time.Sleep(5 * time.Millisecond)
-				if name != "Close" { // which lets nothing start
-					require.NoError(t, gputest.Err(w.b.Append(nil, make([]byte, 5*mib))))
-					require.NoError(t, w.b.Resize(nil, 100))
-				}
-				select {
-				case err := <-taken:
-					t.Fatalf("it did not wait: %v", err)
-				default:
-				}
+				require.ErrorIs(t, <-taken, cuda.ErrInUse)
+				require.NoError(t, gputest.Err(w.b.Append(nil, make([]byte, 5*mib))), "it stays as it is")
+				require.NoError(t, w.b.Resize(nil, 100))
 				data[6*mib-1] = 1
-				w.own(closing{taken})
 				return nil
 			}))
+			require.NoError(t, take(w.b))
 			w.end()
 		})
+	}
+}
+
+// A function that looks and one that closes begin at the same time: one of the two is
+// refused, and neither waits for the other.
+func TestAHostFunctionBesideAClose(t *testing.T) {
+	for range 300 {
+		w := newWorld(t, false)
+		all := hostBuffer(w, mib)
+		looked, closed := make(chan error, 1), make(chan error, 1)
+		go func() { closed <- w.b.Close() }()
+		go func() {
+			looked <- all.Host(func(data []byte) error {
+				data[0] = 1
+				require.ErrorIs(t, <-closed, cuda.ErrInUse)
+				return nil
+			})
+		}()
+		if err := <-looked; err != nil {
+			require.ErrorIs(t, err, cuda.ErrClosed)
+			require.NoError(t, <-closed)
+		}
+		require.NoError(t, w.b.Close())
+		w.end()
 	}
 }
 
@@ -301,11 +317,6 @@ func TestAFailedAppendLeavesClippedMemoryToItsHostFunction(t *testing.T) {
 	}
 }
 
-// closing waits for something that was started.
-type closing struct{ done chan error }
-
-func (c closing) Close() error { return <-c.done }
-
 func TestAMappingsHostFunction(t *testing.T) {
 	w := newWorld(t, false)
 	require.NoError(t, w.create(2*mib, vmm.Properties{Location: cuda.OnHostNUMA(0)}))
@@ -318,24 +329,15 @@ func TestAMappingsHostFunction(t *testing.T) {
 	home := cuda.OnHostNUMA(0)
 	grant, revoke := vmm.Access{Location: home, Mode: vmm.ReadWrite}, vmm.Access{Location: home}
 	require.NoError(t, m.SetAccess(grant, vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}))
-	other := make(chan error, 1)
 	require.NoError(t, m.Host(func(data []byte) error {
 		require.ErrorIs(t, m.Close(), cuda.ErrInUse)
 		require.ErrorIs(t, m.SetAccess(revoke), cuda.ErrInUse)
 		require.ErrorIs(t, r.SetAccess(0, 2*mib, revoke), cuda.ErrInUse)
 		require.NoError(t, m.SetAccess(grant))
-		go func() { other <- r.SetAccess(0, 2*mib, revoke) }()
-		time.Sleep(5 * time.Millisecond)
 		data[0] = 1
-		select {
-		case err := <-other:
-			t.Fatalf("it did not wait: %v", err)
-		default:
-		}
 		return nil
 	}))
-	require.NoError(t, <-other)
-	require.NoError(t, w.drain())
+	require.NoError(t, r.SetAccess(0, 2*mib, revoke))
 	require.ErrorIs(t, m.Host(func([]byte) error { return nil }), cuda.ErrNotPermitted)
 	w.end()
 }

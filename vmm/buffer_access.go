@@ -32,36 +32,28 @@ func (b *buffer) setAccess(op string, access []Access) error {
 }
 
 // enterAccess starts a change of access. Access that is taken is refused to the library's
-// own operations first; access that is granted is allowed to them last. If a Host
-// function uses memory that the host is to lose, it waits without holding changes.
+// own operations first; access that is granted is allowed to them last.
 func (b *buffer) enterAccess(op string, access []Access) (before, after accessList, err error) {
-	for {
-		if err := b.enter(op); err != nil {
-			return nil, nil, err
-		}
-		changes, err := b.mayAccess(op, access)
-		if err != nil {
-			b.leave()
-			return nil, nil, err
-		}
+	if err := b.enter(op); err != nil {
+		return nil, nil, err
+	}
+	changes, err := b.mayAccess(op, access)
+	if err == nil {
 		b.mu.Lock()
 		before, after = b.access, b.access.with(changes)
-		var v *view
 		if home := b.prop.Location; home.Type != driver.LocationDevice && after.mode(home) < before.mode(home) {
-			v = b.res.views.over(0, rest)
+			err = b.res.views.none(op, 0, rest)
 		}
-		if v == nil {
+		if err == nil {
 			b.access = before.lower(after)
 		}
 		b.mu.Unlock()
-		if v == nil {
-			return before, after, nil
-		}
-		b.leave()
-		if err := v.wait(op); err != nil {
-			return nil, nil, err
-		}
 	}
+	if err != nil {
+		b.leave()
+		return nil, nil, err
+	}
+	return before, after, nil
 }
 
 func (b *buffer) mayAccess(op string, access []Access) (accessList, error) {

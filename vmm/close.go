@@ -8,8 +8,8 @@ import (
 
 // Close waits for all work that could use the buffer (see the package
 // documentation) and frees its memory and address range. It is idempotent, and after
-// an error it may be called again. While the buffer is published it returns ErrInUse
-// and the buffer stays open.
+// an error it may be called again. While the buffer is published, or a Host function
+// uses it, it returns ErrInUse and the buffer stays open.
 func (b *Buffer) Close() error { return b.end("vmm.Buffer.Close") }
 
 func (b *Buffer) end(op string) error {
@@ -17,15 +17,12 @@ func (b *Buffer) end(op string) error {
 	if in == nil {
 		return errNilBuffer(op)
 	}
-	if err := in.res.views.notInside(op, 0, rest); err != nil {
-		return err
-	}
 	if err := in.close(op); err != nil {
 		return err
 	}
 	return in.closer.Close(func() error {
 		// This waits for more than what is pending on the buffer does: a pending
-		// clip or revocation that a capture holds up finds nothing to do later.
+		// clip that a capture holds up finds nothing to do later.
 		if err := in.wait(op); err != nil {
 			return err
 		}
@@ -86,8 +83,13 @@ func (b *buffer) wait(op string) error {
 	return b.res.System().WaitDevices(op, b.res.devices())
 }
 
-// close takes the buffer out of use, unless a publication holds it.
+// close takes the buffer out of use, unless a publication holds it or a Host function runs.
 func (b *buffer) close(op string) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if err := b.res.views.none(op, 0, rest); err != nil {
+		return err
+	}
 	b.holds.mu.Lock()
 	defer b.holds.mu.Unlock()
 	if len(b.holds.all) > 0 {

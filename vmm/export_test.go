@@ -12,7 +12,7 @@ func SetFabricTrialAge(d time.Duration) (restore func()) {
 
 // Look is what Mapping.Host does once it holds the mapping.
 func Look(m *Mapping) error {
-	v, err := m.m.look("test")
+	v, err := m.look("test")
 	if err == nil {
 		m.m.res.views.close(v)
 	}

@@ -100,29 +100,20 @@ func checkWhole(op string, used uint64, size int) error {
 	return nil
 }
 
-// enterGrowth starts a change that commits memory for the first to() bytes. If a Host
-// function uses memory that must be freed first, it waits without holding changes.
+// enterGrowth starts a change that commits memory for the first to() bytes, unless a Host
+// function uses memory that must be freed first.
 func (b *buffer) enterGrowth(op string, to func() uint64) error {
-	for {
-		if err := b.enter(op); err != nil {
-			return err
-		}
-		if err := b.frozen(op); err != nil {
-			b.leave()
-			return err
-		}
-		var v *view
-		if at := b.committed.Load(); to() > at && b.finalTail() {
-			v = b.res.views.over(at, rest)
-		}
-		if v == nil {
-			return nil
-		}
-		b.leave()
-		if err := v.wait(op); err != nil {
-			return err
-		}
+	if err := b.enter(op); err != nil {
+		return err
 	}
+	err := b.frozen(op)
+	if at := b.committed.Load(); err == nil && to() > at && b.finalTail() {
+		err = b.res.views.none(op, at, rest)
+	}
+	if err != nil {
+		b.leave()
+	}
+	return err
 }
 
 // commitLocked commits memory for the first n bytes, and returns how many chunks there
@@ -215,7 +206,7 @@ func (b *buffer) rollbackLocked(op string, keep int) error {
 	}
 	b.moveToTailLocked(keep)
 	b.mu.Unlock()
-	if b.res.views.over(b.committed.Load(), rest) != nil {
+	if _, uses := b.res.views.over(b.committed.Load(), rest); uses {
 		return nil
 	}
 	return b.trimLocked(op)
@@ -223,7 +214,7 @@ func (b *buffer) rollbackLocked(op string, keep int) error {
 
 // settleTailLocked removes a tail that growth must not take back: it waits until the GPU
 // has passed the whole tail and frees it. No Host function uses it: enterGrowth has
-// waited for those. The caller holds changes.
+// looked. The caller holds changes.
 func (b *buffer) settleTailLocked(op string) error {
 	if !b.finalTail() {
 		return nil

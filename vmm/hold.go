@@ -187,9 +187,7 @@ func (c *shrinking) End() error {
 // mayLeave refuses to take the chunks from an offset on if they are in use.
 func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error {
 	if len(streams) == 0 {
-		if v := b.res.views.over(from, rest); v != nil {
-			return v.inUse(op)
-		}
+		return b.res.views.none(op, from, rest)
 	}
 	return nil
 }

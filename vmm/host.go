@@ -14,10 +14,9 @@ import (
 // location). The slice is the memory itself: f must not keep it, and the caller must
 // have waited for the GPU's work on it.
 //
-// Operations that take the memory or the host's access away wait until f returns; if f
-// itself calls them they return ErrInUse, except the forms with streams, which never
-// block and take effect after f has returned. All other operations are allowed, in f
-// and concurrently.
+// Until f returns, operations that take the memory or the host's access away return
+// ErrInUse, except CloseAfter and ClipAfter, which take effect after f has returned. All
+// other operations are allowed, in f and concurrently.
 func (m *Mapping) Host(f func(data []byte) error) error {
 	const op = "vmm.Mapping.Host"
 	if err := m.acquire(op); err != nil {
@@ -28,7 +27,7 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 		return errs.NoFunction(op)
 	}
 	in := m.m
-	v, err := in.look(op)
+	v, err := m.look(op)
 	if err != nil {
 		return err
 	}
@@ -36,20 +35,22 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 }
 
 // look registers a Host function that uses the mapping's memory.
-func (m *mapping) look(op string) (*view, error) {
-	m.res.mu.Lock()
-	defer m.res.mu.Unlock()
-	if m.res.closer.Closed() { // its Close waits only for functions that were registered before
-		return nil, errs.ClosedError(op, "reservation")
+func (m *Mapping) look(op string) (*view, error) {
+	in := m.m
+	in.res.mu.Lock()
+	defer in.res.mu.Unlock()
+	// Its Close, or that of the range, saw no function.
+	if m.closer.Closed() || in.res.closer.Closed() {
+		return nil, errs.ClosedError(op, "mapping")
 	}
-	mode := m.access.mode(m.phys.Asked.Location)
-	if len(m.unsure) > 0 {
+	mode := in.access.mode(in.phys.Asked.Location)
+	if len(in.unsure) > 0 {
 		mode = driver.AccessNone
 	}
-	if err := checkHost(op, m.phys.Asked.Location, mode); err != nil {
+	if err := checkHost(op, in.phys.Asked.Location, mode); err != nil {
 		return nil, err
 	}
-	return m.res.views.open(m.off, m.phys.Size), nil
+	return in.res.views.open(in.off, in.phys.Size), nil
 }
 
 // Host calls f with the slice's elements as a Go slice, for a buffer whose memory is on
@@ -84,6 +85,9 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 func (s Slice[T]) look(op string) (*view, error) {
 	s.buf.mu.RLock()
 	defer s.buf.mu.RUnlock()
+	if s.buf.closer.Closed() { // its Close saw no function
+		return nil, errs.ClosedError(op, "buffer")
+	}
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}

@@ -97,14 +97,14 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 
 // Close waits for all work that could use the memory at this address (see the
 // package documentation) and unmaps it. It is idempotent, and after an error it may be
-// called again.
+// called again. While a Host function uses it, it returns ErrInUse and the mapping stays
+// open.
 func (m *Mapping) Close() error {
 	const op = "vmm.Mapping.Close"
-	in, err := m.inner(op)
-	if err == nil {
-		err = in.res.views.notInside(op, in.off, in.off+in.phys.Size)
+	if _, err := m.inner(op); err != nil {
+		return err
 	}
-	if err != nil {
+	if err := m.shut(op); err != nil {
 		return err
 	}
 	return m.closer.Close(func() error {
@@ -113,6 +113,18 @@ func (m *Mapping) Close() error {
 		}
 		return m.unmap(op)
 	})
+}
+
+// shut lets no operation start, unless a Host function runs.
+func (m *Mapping) shut(op string) error {
+	in := m.m
+	in.res.mu.Lock()
+	defer in.res.mu.Unlock()
+	if err := in.res.views.none(op, in.off, in.off+in.phys.Size); err != nil {
+		return err
+	}
+	m.closer.Life.Close()
+	return nil
 }
 
 // CloseAfter takes the mapping out of use at once and unmaps it when the work that is on

@@ -30,10 +30,8 @@ package vmm
 // # Functions that see memory
 //
 // Host holds no lock while the caller's function runs. view.go lists the part of the
-// range that each function sees, and whatever takes that part away waits for the
-// function, with no change begun, so that the function can use the buffer meanwhile.
-// An operation that would wait for its own end returns ErrInUse: the list has the
-// goroutine's number.
+// range that each function sees, and whatever takes that part away returns ErrInUse; the
+// forms with streams follow the function.
 //
 // # Shared and clipped chunks
 //

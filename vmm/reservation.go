@@ -157,9 +157,6 @@ func (r *Reservation) acquire(op string) (*reservation, error) {
 func (r *Reservation) Close() error {
 	const op = "vmm.Reservation.Close"
 	in, err := r.inner(op)
-	if err == nil {
-		err = in.views.notInside(op, 0, rest)
-	}
 	if err != nil {
 		return err
 	}
@@ -187,7 +184,10 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 		if err != nil {
 			return nil, err
 		}
-		if err := in.shut(op); err != nil {
+		in.mu.Lock()
+		err = in.shutLocked(op)
+		in.mu.Unlock()
+		if err != nil {
 			f.Release()
 			return nil, err
 		}
@@ -212,10 +212,8 @@ func (r *Reservation) Released() cuda.Completion {
 	return errs.Must(r.inner("vmm.Reservation.Released")).closer.Completion()
 }
 
-// shut prevents further mappings, unless a mapping is open that is not closing.
-func (r *reservation) shut(op string) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
+// shutLocked prevents further mappings, unless a mapping is open that is not closing.
+func (r *reservation) shutLocked(op string) error {
 	for i, m := range r.maps {
 		if m.closing == nil {
 			return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
@@ -229,7 +227,13 @@ func (r *reservation) shut(op string) error {
 }
 
 func (r *reservation) close(op string) error {
-	if err := r.shut(op); err != nil {
+	r.mu.Lock()
+	err := r.views.none(op, 0, rest)
+	if err == nil {
+		err = r.shutLocked(op)
+	}
+	r.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	return r.closer.Close(func() error {
@@ -248,9 +252,6 @@ func (r *reservation) unmapClosing(op string) error {
 	r.mu.Unlock()
 	if len(maps) == 0 {
 		return nil
-	}
-	if err := r.views.await(op, 0, rest); err != nil {
-		return err
 	}
 	for _, m := range maps {
 		m.closing.Wait()

@@ -1,13 +1,11 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/life"
 )
 
 // SetAccess changes the access of places to a part of the range that consists of whole
@@ -34,22 +32,15 @@ func errPart(op string, off, size int) error {
 
 // setAccess changes the access of the whole mappings in a part of the range.
 func (r *reservation) setAccess(op string, off, size uint64, access []Access) error {
-	for {
-		changes, from, err := r.planAccess(op, off, size, access)
-		if err != nil {
-			return err
-		}
-		// Devices that lose access must not be using the memory.
-		if err := r.System().WaitDevices(op, from); err != nil {
-			return err
-		}
-		if err := r.applyAccess(op, off, size, changes); !errors.Is(err, life.ErrAgain) {
-			return err
-		}
-		if err := r.views.await(op, off, off+size); err != nil {
-			return err
-		}
+	changes, from, err := r.planAccess(op, off, size, access)
+	if err != nil {
+		return err
 	}
+	// Devices that lose access must not be using the memory.
+	if err := r.System().WaitDevices(op, from); err != nil {
+		return err
+	}
+	return r.applyAccess(op, off, size, changes)
 }
 
 // planAccess checks a change, and returns the devices that it takes access from.
@@ -66,6 +57,9 @@ func (r *reservation) planAccess(op string, off, size uint64, access []Access) (
 				return nil, nil, err
 			}
 		}
+		if err := m.mayLose(op, changes); err != nil {
+			return nil, nil, err
+		}
 		if i == 0 || !m.access.same(run[i-1].access) {
 			from = append(from, m.access.lowered(changes)...)
 		}
@@ -74,8 +68,7 @@ func (r *reservation) planAccess(op string, off, size uint64, access []Access) (
 }
 
 // applyAccess makes a change that was checked and waited for. After an error the access
-// is unchanged. While a Host function uses memory that the host would lose, it changes
-// nothing and returns life.ErrAgain.
+// is unchanged.
 func (r *reservation) applyAccess(op string, off, size uint64, changes accessList) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -89,9 +82,8 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 			return errs.New(errs.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
 				Asked: fmt.Sprintf("%s at %#x", errs.Bytes(m.phys.Size), uint64(m.ptr()))})
 		}
-		if home := m.phys.Asked.Location; home.Type != driver.LocationDevice && changes.names(home) &&
-			changes.mode(home) < m.access.mode(home) && r.views.over(m.off, m.off+m.phys.Size) != nil {
-			return life.ErrAgain
+		if err := m.mayLose(op, changes); err != nil {
+			return err
 		}
 	}
 	if res := sys.Drv.MemSetAccess(r.base+driver.Ptr(off), size, changes); res != driver.Success {
@@ -113,6 +105,15 @@ func (r *reservation) applyAccess(op string, off, size uint64, changes accessLis
 		}
 	}
 	return nil
+}
+
+// mayLose refuses to take memory from the host that a Host function uses.
+func (m *mapping) mayLose(op string, changes accessList) error {
+	home := m.phys.Asked.Location
+	if home.Type == driver.LocationDevice || !changes.names(home) || changes.mode(home) >= m.access.mode(home) {
+		return nil
+	}
+	return m.res.views.none(op, m.off, m.off+m.phys.Size)
 }
 
 // undoAccessLocked restores the access of a run after a change that may have applied to

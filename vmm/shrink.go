@@ -37,30 +37,19 @@ func (b *buffer) clip(op string) error {
 	return b.res.finish(op)
 }
 
-// enterClip starts a change that takes the chunks from index keep on. If a Host function
-// uses them, it waits without holding changes.
+// enterClip starts a change that takes the chunks from index keep on.
 func (b *buffer) enterClip(op string) (keep int, err error) {
-	for {
-		if err := b.enter(op); err != nil {
-			return 0, err
-		}
-		if err := b.frozen(op); err != nil {
-			b.leave()
-			return 0, err
-		}
-		keep := b.full()
-		if keep == len(b.chunks) {
-			return keep, nil
-		}
-		v := b.res.views.over(b.chunks[keep].off, rest)
-		if v == nil {
-			return keep, nil
-		}
-		b.leave()
-		if err := v.wait(op); err != nil {
-			return 0, err
-		}
+	if err := b.enter(op); err != nil {
+		return 0, err
 	}
+	err = b.frozen(op)
+	if keep = b.full(); err == nil && keep < len(b.chunks) {
+		err = b.res.views.none(op, b.chunks[keep].off, rest)
+	}
+	if err != nil {
+		b.leave()
+	}
+	return keep, err
 }
 
 // ClipAfter is Clip without waiting: the memory goes out of use at once and is freed when
@@ -209,7 +198,7 @@ func (c *clip) done() bool {
 // clippedLocked frees the chunks of a clip that the GPU has passed, unless growth has
 // taken them back. The caller holds changes.
 func (b *buffer) clippedLocked(op string) error {
-	if b.res.views.over(b.committed.Load(), rest) != nil {
+	if _, uses := b.res.views.over(b.committed.Load(), rest); uses {
 		return life.ErrAgain // a Host function still uses it
 	}
 	return b.trimLocked(op)

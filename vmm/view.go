@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
@@ -19,12 +18,8 @@ type views struct {
 	all []*view
 }
 
-// view is one such function, which uses the bytes from off to end until done is closed.
-type view struct {
-	off, end  uint64
-	goroutine uint64
-	done      chan struct{}
-}
+// view is one such function, which uses the bytes from off to end.
+type view struct{ off, end uint64 }
 
 // run calls f. The caller has called open with a lock held that every operation takes
 // which takes the memory away.
@@ -34,7 +29,7 @@ func (vs *views) run(v *view, f func() error) error {
 }
 
 func (vs *views) open(off, size uint64) *view {
-	v := &view{off, off + size, core.Goroutine(), make(chan struct{})}
+	v := &view{off, off + size}
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	vs.all = append(vs.all, v)
@@ -44,68 +39,37 @@ func (vs *views) open(off, size uint64) *view {
 
 func (vs *views) close(v *view) {
 	vs.mu.Lock()
+	defer vs.mu.Unlock()
 	vs.all = slices.DeleteFunc(vs.all, func(o *view) bool { return o == v })
 	vs.n.Add(-1)
-	vs.mu.Unlock()
-	close(v.done)
 }
 
 // rest is the end of a part that extends to the end of the range.
 const rest = math.MaxUint64
 
-// over returns a view of a part of the range, or nil.
-func (vs *views) over(off, end uint64) *view {
+// over reports whether a function uses a part of the range, and how many bytes.
+func (vs *views) over(off, end uint64) (bytes uint64, uses bool) {
 	if vs.n.Load() == 0 {
-		return nil
+		return 0, false
 	}
 	vs.mu.Lock()
 	defer vs.mu.Unlock()
 	for _, v := range vs.all {
 		if v.off < end && off < v.end {
-			return v
+			return v.end - v.off, true
 		}
 	}
-	return nil
+	return 0, false
 }
 
-// wait waits until the function has returned. It returns an error if the function itself
-// is the caller.
-func (v *view) wait(op string) error {
-	if v.goroutine == core.Goroutine() {
-		return v.inUse(op)
-	}
-	<-v.done
-	return nil
-}
-
-// await waits until no function uses a part of the range.
-func (vs *views) await(op string, off, end uint64) error {
-	for v := vs.over(off, end); v != nil; v = vs.over(off, end) {
-		if err := v.wait(op); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// notInside refuses an operation that waits for all functions if one of them is the
-// caller.
-func (vs *views) notInside(op string, off, end uint64) error {
-	if vs.n.Load() == 0 {
+// none refuses to take a part of the range away that a function uses. The caller holds
+// the lock that open was called with.
+func (vs *views) none(op string, off, end uint64) error {
+	bytes, uses := vs.over(off, end)
+	if !uses {
 		return nil
 	}
-	vs.mu.Lock()
-	defer vs.mu.Unlock()
-	for g, i := core.Goroutine(), 0; i < len(vs.all); i++ {
-		if v := vs.all[i]; v.goroutine == g && v.off < end && off < v.end {
-			return v.inUse(op)
-		}
-	}
-	return nil
-}
-
-func (v *view) inUse(op string) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
-		Asked: fmt.Sprintf("a Host function uses %s of the memory", errs.Bytes(v.end-v.off)),
-		Hint:  "let the function return first, or use the form with streams, which never blocks"})
+		Asked: fmt.Sprintf("a Host function uses %s of the memory", errs.Bytes(bytes)),
+		Hint:  "let the function return first; CloseAfter and ClipAfter take effect behind it"})
 }
