@@ -102,17 +102,13 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	returned := false
 	defer func() {
 		if !returned { // a panic, or the end of the goroutine, which continues
-			_ = c.discard(op)
+			_ = c.discard(op, nil)
 		}
 	}()
 	err = body()
 	returned = true
 	if err != nil {
-		err = fmt.Errorf("%s: %w", op, err)
-		if undo := c.discard(op); undo != nil {
-			err = fmt.Errorf("%w (and ending the capture failed: %w)", err, undo)
-		}
-		return nil, err
+		return nil, c.discard(op, fmt.Errorf("%s: %w", op, err))
 	}
 	return c.graph(op)
 }
@@ -174,11 +170,7 @@ func (s *Stream) beginCapture(op string, mode CaptureMode) (*capture, error) {
 	c := &capture{sys: s.dev.sys, on: s, stream: s.in, mode: mode, staged: staged{losses: s.sys().Losses()}}
 	_, id, r := s.in.Capture()
 	if r != driver.Success {
-		err := s.result(op, driver.CallStreamGetCaptureInfo, r)
-		if undo := c.discard(op); undo != nil {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
-		}
-		return nil, err
+		return nil, c.discard(op, s.result(op, driver.CallStreamGetCaptureInfo, r))
 	}
 	c.id = id
 	c.sys.captures.add(c)
@@ -235,7 +227,7 @@ func (s *Stream) endStuck(op string) {
 	if r == driver.Success {
 		var template driver.Graph
 		if template, r = s.sys().Drv.StreamEndCapture(s.in.Ctx.Handle, s.in.Handle); r == driver.Success {
-			_ = destroyTemplate(op, s.in.Ctx, template)
+			_ = destroyTemplate(op, s.in.Ctx, template, nil)
 			return
 		}
 	}
@@ -263,31 +255,27 @@ func (c *capture) broken(op string, r driver.Result) error {
 	return errs.New(f)
 }
 
-// discard ends the capture without a graph.
-func (c *capture) discard(op string) error {
+// discard ends the capture without a graph, after an operation that failed with cause.
+func (c *capture) discard(op string, cause error) error {
 	template, err := c.end(op)
 	c.staged.release(c.sys)
 	if err != nil {
-		return err
+		return fmt.Errorf("%w (and ending the capture failed: %w)", cause, err)
 	}
-	return destroyTemplate(op, c.stream.Ctx, template)
+	return destroyTemplate(op, c.stream.Ctx, template, cause)
 }
 
-// destroyTemplate destroys what was captured. If that fails the reclaimer tries again.
-func destroyTemplate(op string, ctx *core.Context, template driver.Graph) error {
+// destroyTemplate destroys what was captured, after an operation that failed with cause.
+func destroyTemplate(op string, ctx *core.Context, template driver.Graph, cause error) error {
 	sys := ctx.System()
-	destroy := func() error {
-		if r := ctx.Teardown(func() driver.Result { return sys.Drv.GraphDestroy(template) }); r != driver.Success {
+	undo := sys.NewUndo(ctx.Device)
+	undo.Own("graph", 0, func() error {
+		if r := ctx.TeardownUnlessGone(func() driver.Result { return sys.Drv.GraphDestroy(template) }); r != driver.Success {
 			return ctx.CallError(op, driver.CallGraphDestroy, r, "the captured graph")
 		}
 		return nil
-	}
-	err := destroy()
-	if err != nil {
-		sys.Reclaim(new(core.Fence), nil, destroy)
-		err = fmt.Errorf("%w (System.Drain tries again)", err)
-	}
-	return err
+	})
+	return undo.After(cause)
 }
 
 // graph ends the capture and makes what was captured executable.
@@ -302,10 +290,7 @@ func (c *capture) graph(op string) (*Graph, error) {
 	if r != driver.Success {
 		err := ctx.CallError(op, driver.CallGraphInstantiate, r, fmt.Sprintf("what was captured on stream %#x", uintptr(c.stream.Handle)))
 		c.staged.release(c.sys)
-		if undo := destroyTemplate(op, ctx, template); undo != nil {
-			err = fmt.Errorf("%w (and undoing it failed: %w)", err, undo)
-		}
-		return nil, err
+		return nil, destroyTemplate(op, ctx, template, err)
 	}
 	return newGraph(c.sys, ctx, template, exec, c.staged), nil
 }
@@ -342,10 +327,15 @@ func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g cor
 // checkStrayed refuses what was put on the stream while the capture ended, and may be
 // outside of the graph.
 func (c *capture) checkStrayed(op string, on *core.Stream, what string) error {
-	if _, id, _ := on.Capture(); id == c.id {
+	_, id, r := on.Capture()
+	if r == driver.Success && id == c.id {
 		return nil
 	}
 	c.staged.strayed = true
+	on.Unsettle()
+	if r != driver.Success { // it may be in the graph, or outside of it
+		return on.Ctx.CallError(op, driver.CallStreamGetCaptureInfo, r, fmt.Sprintf("%s on stream %#x", what, uintptr(on.Handle)))
+	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
 		Asked: fmt.Sprintf("the capture of stream %#x ended during %s", uintptr(on.Handle), what),
 		Hint:  "leave the end of the capture to WithCapture, and a stream that captures to one goroutine at a time"})

@@ -24,8 +24,8 @@ type Event struct {
 	last record
 }
 
-// record is what a Record was: capture names the capture that it went into,
-// where it did.
+// record is what a Record was: capture names the capture that it went into, 0 if it went
+// into none or the driver did not say.
 type record struct {
 	done, captured bool
 	capture        uint64
@@ -63,7 +63,7 @@ func (d *Device) NewEvent(o EventOptions) (*Event, error) {
 // must be of the context that the event was made in. On a stream that captures
 // a graph the event marks a place in that graph. A stream that waits for it joins the
 // capture. Until the event is recorded elsewhere the host can neither query it nor wait
-// for it.
+// for it; nor after an error, if the driver did not say whether the stream captures.
 func (e *Event) Record(s *Stream) error {
 	const op = "cuda.Event.Record"
 	if err := s.use(op); err != nil {
@@ -80,10 +80,11 @@ func (e *Event) Record(s *Stream) error {
 		return s.result(op, driver.CallEventRecord, r)
 	}
 	// Asked afterwards, so that a capture which began in between is noticed. Looking
-	// at an event of a capture that has ended in between is harmless.
-	status, id, _ := s.in.Capture()
-	e.last = record{done: true, captured: status != driver.CaptureNone, capture: id}
-	return nil
+	// at an event of a capture that has ended in between is harmless. Without an answer the
+	// event counts as captured.
+	status, id, r := s.in.Capture()
+	e.last = record{done: true, captured: status != driver.CaptureNone || r != driver.Success, capture: id}
+	return s.result(op, driver.CallStreamGetCaptureInfo, r)
 }
 
 // notCaptured refuses to look at an event that stands for a place in a graph:

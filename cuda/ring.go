@@ -39,8 +39,10 @@ type slot struct {
 	block pinnedBlock
 	event driver.Event
 	busy  bool // the event was recorded and not waited for
-	held  bool // a download has not emptied it yet
-	used  int  // bytes of it that are taken
+	// unmarked: a copy was submitted, and the event could not be recorded behind it.
+	unmarked bool
+	held     bool // a download has not emptied it yet
+	used     int  // bytes of it that are taken
 }
 
 // upload fills slots and submits a copy for each; small uploads share one.
@@ -112,16 +114,20 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var pieces []piece
-	defer func() { // after a failure halfway no copy is left on the stream
+	defer func() { // after a failure halfway no copy is left on the stream, or it stays known
 		for _, p := range pieces {
-			_ = r.wait(op, p.slot)
+			if r.wait(op, p.slot) != nil {
+				r.stream.Unsettle()
+			}
 			p.slot.held = false
 		}
 	}()
 	take := func() error {
-		p := pieces[0]
-		pieces = pieces[1:]
-		return r.empty(op, p)
+		err := r.empty(op, pieces[0])
+		if err == nil {
+			pieces = pieces[1:]
+		}
+		return err
 	}
 	for len(dst) > 0 {
 		if len(pieces) == slotCount {
@@ -198,7 +204,7 @@ func (r *ring) add(op string) (*slot, error) {
 	if err != nil {
 		return nil, err
 	}
-	e, res := r.sys().Drv.EventCreate(r.stream.Ctx.Handle, driver.EventDisableTiming)
+	e, res := r.stream.Ctx.Event()
 	if res != driver.Success {
 		r.pool.put(block)
 		return nil, r.stream.Ctx.CallError(op, driver.CallEventCreate, res, "")
@@ -209,28 +215,38 @@ func (r *ring) add(op string) (*slot, error) {
 	return sl, nil
 }
 
-// record marks the end of a slot's copies. If that fails the slot is lost: the event
-// could not be recorded, or another goroutine began a capture on the stream since the
-// last query, which may have taken the copy too.
+// record marks the end of a slot's copies, which were submitted. After an error their end is
+// not known, and the stream counts as unsettled.
 func (r *ring) record(op string, sl *slot) error {
-	res := r.sys().Drv.EventRecord(r.stream.Ctx.Handle, sl.event, r.stream.Handle)
-	if res != driver.Success {
-		r.lose(sl)
-		return r.stream.Ctx.CallError(op, driver.CallEventRecord, res, "")
+	ctx := r.stream.Ctx
+	recorded := r.sys().Drv.EventRecord(ctx.Handle, sl.event, r.stream.Handle)
+	capturing, asked := r.stream.Capturing()
+	sl.busy = recorded == driver.Success && asked == driver.Success && !capturing
+	sl.unmarked = !sl.busy
+	if sl.busy {
+		return nil
 	}
-	if capturing, _ := r.stream.Capturing(); capturing {
+	r.stream.Unsettle()
+	if capturing || asked != driver.Success {
 		r.lose(sl)
-		return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
-			Asked: fmt.Sprintf("a capture began on stream %#x during a copy, which may be in the graph now", uintptr(r.stream.Handle)),
-			Hint:  "throw the graph away, and let one goroutine at a time use a stream that is to capture"})
 	}
-	sl.busy = true
-	return nil
+	switch {
+	case recorded != driver.Success:
+		return ctx.CallError(op, driver.CallEventRecord, recorded, "")
+	case asked != driver.Success:
+		return ctx.CallError(op, driver.CallStreamIsCapturing, asked, "the end of a staged copy")
+	}
+	return errs.New(errs.Failure{Op: op, Kind: errs.Capturing,
+		Asked: fmt.Sprintf("a capture began on stream %#x during a copy, which may be in the graph now", uintptr(r.stream.Handle)),
+		Hint:  "throw the graph away, and let one goroutine at a time use a stream that is to capture"})
 }
 
-// lose takes a slot out of the ring for good: its memory is never used again.
+// lose takes a slot out of the ring for good, because its copy may be in the graph of a
+// capture that another goroutine has begun: its memory is never used again, and its event
+// never queried, which would end the capture.
 func (r *ring) lose(sl *slot) {
-	r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+	sl.unmarked = false
+	r.stream.Ctx.Destroy(sl.event)
 	r.pool.keep(sl.block)
 	i := slices.Index(r.slots, sl)
 	r.slots = slices.Delete(r.slots, i, i+1)
@@ -243,7 +259,7 @@ func (r *ring) lose(sl *slot) {
 }
 
 func (r *ring) passed(sl *slot) bool {
-	if sl.held {
+	if sl.held || sl.unmarked {
 		return false
 	}
 	if sl.busy && r.stream.Ctx.Observe(r.sys().Drv.EventQuery(r.stream.Ctx.Handle, sl.event)) == driver.Success {
@@ -252,7 +268,13 @@ func (r *ring) passed(sl *slot) bool {
 	return !sl.busy
 }
 
+// wait waits for a slot's copies. If the event is not behind them, it is recorded first.
 func (r *ring) wait(op string, sl *slot) error {
+	if sl.unmarked {
+		if err := r.stream.Uncaptured(op, func() error { return r.record(op, sl) }); err != nil {
+			return err
+		}
+	}
 	if !sl.busy {
 		return nil
 	}
@@ -269,7 +291,7 @@ func (r *ring) close() {
 	defer r.mu.Unlock()
 	lost := r.stream.Ctx.Lost() != driver.Success
 	for _, sl := range r.slots {
-		r.sys().Drv.EventDestroy(r.stream.Ctx.Handle, sl.event)
+		r.stream.Ctx.Recycle(sl.event)
 		if lost { // its work was not waited for
 			r.pool.keep(sl.block)
 			continue

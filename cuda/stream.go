@@ -177,22 +177,27 @@ func (s *Stream) Device() *Device { return errs.Must(s.inner("cuda.Stream.Device
 // Synchronize waits until all work that was submitted before the call is done.
 // It waits by an event, so that a capture which another goroutine begins on the
 // stream meanwhile survives.
-func (s *Stream) Synchronize() error {
+func (s *Stream) Synchronize() (err error) {
 	const op = "cuda.Stream.Synchronize"
 	at, err := s.look(op)
 	if err != nil {
 		return err
 	}
+	defer func() {
+		s.in.Release()
+		if err == nil {
+			s.in.Settled(at)
+		}
+	}()
 	m, capturing, err := s.in.Mark(op)
 	if capturing {
-		err = core.CapturingError(op, s.in)
+		return core.CapturingError(op, s.in)
 	}
 	if err == nil {
 		err = s.result(op, driver.CallEventSynchronize, m.Synchronize())
 	}
-	s.in.Release()
-	if err == nil {
-		s.in.Settled(at)
+	if err != nil {
+		s.in.Unsettle()
 	}
 	return err
 }

@@ -106,14 +106,17 @@ func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.
 
 // appendLocked commits memory for n more bytes, in elements of a size, and calls fill
 // to submit their contents. It returns how many bytes were in use before. If anything
-// fails it waits for what was submitted and then gives the new memory back: no late
-// copy may overwrite the bytes of the next append. The caller holds changes.
+// fails it waits for what was submitted and then gives the new memory back. If that wait
+// fails, too, the next append is ordered behind the stream. The caller holds changes.
 func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
 	to, err := b.longerLocked(op, n, size)
 	if err != nil {
 		return 0, err
 	}
 	on, err := b.stream(op, s)
+	if err == nil { // no late copy of an append that failed overwrites this one
+		err = core.StreamOf(on).AfterUnsettled(op)
+	}
 	if err == nil {
 		b.appending = b.copies.begin(on) // leave ends it
 		b.mu.RLock()

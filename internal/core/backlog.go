@@ -41,6 +41,7 @@ func (b *backlog) ask(line *line, l *look) {
 	for len(line.items) > 0 {
 		it := line.items[0]
 		if !l.passed(it.mark()) {
+			heap.Fix(line, 0) // it may have been set anew
 			b.turn++
 			return
 		}
@@ -110,7 +111,7 @@ func (b *backlog) stand(it *reclaim) {
 }
 
 // mark returns what an item in a line waits for: the fence's last mark.
-func (it *reclaim) mark() Mark { return it.fence.marks[len(it.fence.marks)-1] }
+func (it *reclaim) mark() *Mark { return &it.fence.marks[len(it.fence.marks)-1] }
 
 // dropMark releases the last mark, which has passed.
 func (it *reclaim) dropMark() {

@@ -57,7 +57,12 @@ func (s *Stream) Query() (capturing bool, call driver.Call, r driver.Result) {
 	if capturing, r := s.Capturing(); capturing || r != driver.Success {
 		return capturing, driver.CallStreamIsCapturing, r
 	}
-	return false, driver.CallStreamQuery, s.Ctx.Observe(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
+	number := s.marks.Add(1)
+	r = s.Ctx.Observe(s.Ctx.sys.Drv.StreamQuery(s.Ctx.Handle, s.Handle))
+	if r == driver.Success {
+		s.Ctx.sys.unsettled.settle(s, number)
+	}
+	return false, driver.CallStreamQuery, r
 }
 
 // Uncaptured submits work that no graph can hold. While it does, no capture of this

@@ -75,8 +75,8 @@ func (s *System) Close() error {
 	var left []*Context
 	for _, c := range contexts {
 		// A driver that is shutting down has released the context itself.
-		if r := c.close(); r != driver.Success && r != driver.Deinitialized {
-			failed = append(failed, c.CallError("cuda.System.Close", driver.CallDevicePrimaryCtxRelease, r, ""))
+		if call, r := c.close(); r != driver.Success && r != driver.Deinitialized {
+			failed = append(failed, c.CallError("cuda.System.Close", call, r, ""))
 			left = append(left, c)
 		}
 	}

@@ -191,7 +191,11 @@ func (c *Context) Release() {
 	if !forget {
 		return
 	}
-	c.close() // an error does not matter: the owner destroys the context next
+	if call, r := c.close(); r != driver.Success {
+		// No later call may name the context, since its owner destroys it next.
+		s.Config.Log.Warn("cuvmm: an event or a block stays in a context until its owner destroys it",
+			"error", c.CallError("cuda: leave a context", call, r, ""))
+	}
 }
 
 // waitWork waits for the known streams by their events, and then, for work on
@@ -268,8 +272,9 @@ func (c *Context) busyStreams() []*Stream {
 	return slices.Collect(maps.Keys(c.busy))
 }
 
-// event takes an event without timing, from the idle ones where there is one.
-func (c *Context) event() (driver.Event, driver.Result) {
+// Event takes an event without timing, from the idle ones where there is one. It goes back
+// with Recycle or Destroy.
+func (c *Context) Event() (driver.Event, driver.Result) {
 	c.mu.Lock()
 	if n := len(c.events); n > 0 {
 		e := c.events[n-1]
@@ -287,9 +292,9 @@ func (c *Context) event() (driver.Event, driver.Result) {
 	return e, r
 }
 
-// recycle takes back an event that has passed. One that was recorded into a
+// Recycle takes back an event that has passed. One that was recorded into a
 // capture must be destroyed instead.
-func (c *Context) recycle(e driver.Event) {
+func (c *Context) Recycle(e driver.Event) {
 	c.mu.Lock()
 	if len(c.events) < idleEvents {
 		c.events = append(c.events, e)
@@ -297,45 +302,54 @@ func (c *Context) recycle(e driver.Event) {
 		return
 	}
 	c.mu.Unlock()
-	c.destroy(e)
+	c.Destroy(e)
 }
 
-// destroy ends an event. If the driver does not destroy it, close tries again.
-func (c *Context) destroy(e driver.Event) {
-	if !c.life.Acquire() {
-		return // close has
+// Destroy ends an event. One that the driver does not destroy is a leftover.
+func (c *Context) Destroy(e driver.Event) {
+	destroy := func() error {
+		if r := c.TeardownUnlessGone(func() driver.Result { return c.sys.Drv.EventDestroy(c.Handle, e) }); r != driver.Success {
+			return c.CallError("cuda: destroy an event", driver.CallEventDestroy, r, "")
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		delete(c.made, e)
+		return nil
 	}
-	defer c.life.Release()
-	if c.Teardown(func() driver.Result { return c.sys.Drv.EventDestroy(c.Handle, e) }) != driver.Success {
-		return
+	if err := destroy(); err != nil {
+		c.sys.Left("event", 0, c.Device, err, destroy)
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.made, e)
 }
 
 // close waits for the calls that use the context, which are short once its
-// streams were waited for, and releases what it holds.
-func (c *Context) close() driver.Result {
+// streams were waited for, and releases what it holds. After an error it can be called
+// again.
+func (c *Context) close() (driver.Call, driver.Result) {
 	c.life.Close()
 	c.life.Wait()
 	d := c.sys.Drv
-	if c.Lost() == driver.Deinitialized {
-		return driver.Success
+	c.mu.Lock()
+	events := slices.Collect(maps.Keys(c.made)) // marks that are still held have passed
+	c.mu.Unlock()
+	for _, e := range events {
+		if r := c.Teardown(func() driver.Result { return d.EventDestroy(c.Handle, e) }); r != driver.Success {
+			return driver.CallEventDestroy, r
+		}
+		c.mu.Lock()
+		delete(c.made, e)
+		c.mu.Unlock()
 	}
-	for e := range c.made { // marks that are still held have passed
-		d.EventDestroy(c.Handle, e)
-	}
-	clear(c.made)
 	if c.block != 0 {
-		d.MemFree(c.Handle, c.block)
+		if r := c.Teardown(func() driver.Result { return d.MemFree(c.Handle, c.block) }); r != driver.Success {
+			return driver.CallMemFree, r
+		}
 		c.block = 0
 	}
 	for ; c.retained > 0; c.retained-- {
 		release := func() driver.Result { return d.DevicePrimaryCtxRelease(c.Device) }
 		if r := c.Teardown(release); r != driver.Success {
-			return r
+			return driver.CallDevicePrimaryCtxRelease, r
 		}
 	}
-	return driver.Success
+	return driver.CallDevicePrimaryCtxRelease, driver.Success
 }

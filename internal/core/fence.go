@@ -60,9 +60,10 @@ func FenceOf[S interface {
 }
 
 // NewFence marks the streams. If one of them captures a graph nothing is changed and
-// the error says so.
+// the error says so. The fence covers streams with work of unknown end, too, when it is
+// used in a Reclaim.
 func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
-	f := &Fence{marks: make([]Mark, 0, len(streams))}
+	f := &Fence{marks: make([]Mark, 0, len(streams)), later: s.unsettled.streams()}
 	for _, st := range streams {
 		err := st.Look(op, s)
 		if err == nil {
@@ -119,14 +120,17 @@ func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
 // Passed reports whether all of the work is done. A mark that has passed is released
 // at once, even if others have not: its context may go.
 func (f *Fence) Passed() bool {
-	f.marks = slices.DeleteFunc(f.marks, func(m Mark) bool {
-		passed := m.Passed()
-		if passed {
+	rest := f.marks[:0]
+	for _, m := range f.marks {
+		if m.Passed() {
 			m.Release()
+		} else {
+			rest = append(rest, m)
 		}
-		return passed
-	})
-	return len(f.marks) == 0
+	}
+	clear(f.marks[len(rest):])
+	f.marks = rest
+	return len(rest) == 0
 }
 
 // Release releases the events without waiting.

@@ -47,6 +47,17 @@ func (c *Context) Teardown(call func() driver.Result) driver.Result {
 	return driver.Success
 }
 
+// TeardownUnlessGone is Teardown for what no object of the user stands for: once the System
+// has left the context, whose owner may have destroyed it with everything in it, it makes no
+// call.
+func (c *Context) TeardownUnlessGone(call func() driver.Result) driver.Result {
+	if !c.life.Acquire() {
+		return driver.Success
+	}
+	defer c.life.Release()
+	return c.Teardown(call)
+}
+
 // Teardown is Context.Teardown for a call that names no context, and releases memory or
 // addresses of these devices; none if that is unknown.
 func (s *System) Teardown(call func() driver.Result, devices ...driver.Device) driver.Result {

@@ -13,13 +13,14 @@ import (
 type Mark struct {
 	stream *Stream
 	event  driver.Event
-	number uint64 // in the order of the stream's marks
+	number uint64 // in the order of the stream's marks; taken before the record
 }
 
 // Mark records an event on the stream, which the caller holds, unless it
 // captures: queried before, and again after the record, since another goroutine may
 // have begun a capture in between; then the event is part of that capture, and is
-// destroyed without being queried, which would end the capture.
+// destroyed without being queried, which would end the capture. If the driver does not tell
+// whether the stream captures, it counts as capturing, and the error is the driver's.
 func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 	c := s.Ctx
 	asked := func() string { return fmt.Sprintf("stream %#x", uintptr(s.Handle)) }
@@ -29,19 +30,23 @@ func (s *Stream) Mark(op string) (m Mark, capturing bool, err error) {
 		}
 		return Mark{}, capturing, err
 	}
-	e, r := c.event()
+	e, r := c.Event()
 	if r != driver.Success {
 		return Mark{}, false, c.CallError(op, driver.CallEventCreate, r, asked())
 	}
+	number := s.marks.Add(1)
 	if r := c.sys.Drv.EventRecord(c.Handle, e, s.Handle); r != driver.Success {
-		c.destroy(e)
+		c.Destroy(e)
 		return Mark{}, false, c.CallError(op, driver.CallEventRecord, r, asked())
 	}
-	if capturing, _ := s.Capturing(); capturing {
-		c.destroy(e)
-		return Mark{}, true, nil
+	if capturing, r := s.Capturing(); capturing || r != driver.Success {
+		c.Destroy(e)
+		if r != driver.Success {
+			err = c.CallError(op, driver.CallStreamIsCapturing, r, asked())
+		}
+		return Mark{}, capturing && err == nil, err
 	}
-	return Mark{s, e, s.marks.Add(1)}, false, nil
+	return Mark{s, e, number}, false, nil
 }
 
 // hold holds the mark's context for a driver call. It returns false if the mark has
@@ -75,23 +80,33 @@ func (s *Stream) After(op string, m Mark) error {
 	})
 }
 
-// Passed reports whether the work before the mark is done.
-func (m Mark) Passed() bool {
+// Passed reports whether the work before the mark is done. It never waits. If the event
+// cannot tell (it was recorded into a capture that began and ended between two calls of this
+// library) the mark is set anew.
+func (m *Mark) Passed() bool {
 	if !m.hold() {
 		return true
 	}
 	defer m.drop()
 	c := m.stream.Ctx
 	switch r := c.Observe(c.sys.Drv.EventQuery(c.Handle, m.event)); {
-	case r == driver.Success || r.Lost():
+	case r == driver.Success:
+		c.sys.unsettled.settle(m.stream, m.number)
+		return true
+	case r.Lost():
 		return true
 	case r == driver.NotReady:
 		return false
-	default:
-		// The event cannot tell (it was recorded into a capture that began
-		// and ended between two of our calls): wait for everything.
-		return c.waitWork("reclaim") == nil
 	}
+	if !m.stream.Peek() {
+		return m.stream.Gone() // its Close waits
+	}
+	defer m.stream.Release()
+	if next, capturing, err := m.stream.Mark("reclaim"); err == nil && !capturing {
+		c.Destroy(m.event)
+		*m = next
+	}
+	return false
 }
 
 // Wait blocks until the mark has passed, and releases it. It does not break a capture. A
@@ -114,9 +129,13 @@ func (m Mark) Synchronize() driver.Result {
 		return driver.Success
 	}
 	defer c.life.Release()
-	return c.Observe(c.sys.Drv.EventSynchronize(c.Handle, m.event))
+	r := c.Observe(c.sys.Drv.EventSynchronize(c.Handle, m.event))
+	if r == driver.Success {
+		c.sys.unsettled.settle(m.stream, m.number)
+	}
+	return r
 }
 
 // Release releases the mark without waiting: its event may be recorded anew while an
 // earlier record is pending.
-func (m Mark) Release() { m.stream.Ctx.recycle(m.event) }
+func (m Mark) Release() { m.stream.Ctx.Recycle(m.event) }

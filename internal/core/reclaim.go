@@ -222,7 +222,7 @@ type look struct {
 }
 
 // passed reports whether a mark has passed.
-func (l *look) passed(m Mark) bool {
+func (l *look) passed(m *Mark) bool {
 	l.most--
 	return m.Passed()
 }

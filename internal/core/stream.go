@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"math"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -54,6 +55,7 @@ func (s *Stream) Forget() {
 	delete(s.Ctx.streams, s)
 	delete(s.Ctx.busy, s)
 	s.Ctx.mu.Unlock()
+	s.Ctx.sys.unsettled.settle(s, math.MaxUint64)
 	s.Untrack()
 }
 

@@ -61,10 +61,11 @@ type System struct {
 	mu       sync.Mutex // guards changes of contexts
 	contexts atomic.Pointer[[]*Context]
 
-	reclaim reclaimer
-	left    leftovers
-	keepers keepers
-	locals  locals
+	reclaim   reclaimer
+	left      leftovers
+	unsettled unsettled
+	keepers   keepers
+	locals    locals
 }
 
 var lastSystem atomic.Int64

@@ -34,8 +34,8 @@ const NoDevice driver.Device = -1
 // life.ErrAgain, and is called again soon. Work that may be in flight on what was made is a
 // fence, which After hands to the reclaimer (Behind). A count that the builder held goes with
 // the last teardown that needs it, as does what is accounted where memory is released. What
-// belongs to a context is released by Context.Teardown, because the context may be gone
-// before.
+// belongs to a context is released by Context.TeardownUnlessGone, because the context may be
+// gone before.
 //
 // One goroutine at a time uses an Undo.
 type Undo struct {
