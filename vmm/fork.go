@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -77,11 +78,11 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 	}
 	if rest > 0 {
 		off := cuda.Ptr(uint64(n) - rest)
-		if err = b.copyRest(op, on, f, off, int(rest)); err == nil {
-			err = done(op, s, on)
+		if err := b.copyRest(op, on, f, off, int(rest)); err != nil {
+			return nil, f.discard(op, err, nil)
 		}
-		if err != nil {
-			return nil, f.discard(op, err)
+		if err := done(op, s, on); err != nil {
+			return nil, f.discard(op, err, core.StreamOf(on))
 		}
 	}
 	f.used.Store(uint64(n))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -63,7 +64,7 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 		return nil, err
 	}
 	if err := b.freeze(op, next); err != nil {
-		return nil, next.discard(op, err)
+		return nil, next.discard(op, err, nil)
 	}
 	next.used.Store(b.used.Load())
 	next.track(committed)
@@ -136,15 +137,21 @@ func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 }
 
 // discard gives a new buffer back that no user has, after an operation that failed with
-// cause. GPU work on it may be in flight.
-func (b *buffer) discard(op string, cause error) error {
-	return b.res.undone(cause, func() error {
-		if err := b.wait(op); err != nil {
-			return err
+// cause: if GPU work on it may be in flight, once the stream has passed it.
+func (b *buffer) discard(op string, cause error, on *core.Stream) error {
+	own := 0
+	for _, c := range b.chunks {
+		if c.phys.Mappings.Load() == 1 {
+			own += int(c.phys.Size)
 		}
-		if err := b.res.unmapRun(op, b.chunks); err != nil {
-			return err
-		}
-		return b.res.close(op)
-	})
+	}
+	undo := b.res.System().NewUndo(core.DeviceOf(b.prop.Location))
+	undo.Take(b.res.undo(op))
+	undo.Own("memory", own, func() error { return b.res.unmapRun(op, b.chunks) })
+	if on != nil {
+		f := new(core.Fence)
+		f.AddStreams([]*core.Stream{on})
+		undo.Behind(f)
+	}
+	return undo.After(cause)
 }

@@ -290,17 +290,18 @@ func (r *reservation) free(op string) error {
 
 // abandon gives back a range that no other object uses, after an operation that failed
 // with cause.
-func (r *reservation) abandon(op string, cause error) error {
-	return r.undone(cause, func() error { return r.close(op) })
-}
+func (r *reservation) abandon(op string, cause error) error { return r.undo(op).After(cause) }
 
-// undone undoes an operation that failed with cause. If that fails too the reclaimer
-// tries it once more.
-func (r *reservation) undone(cause error, undo func() error) error {
-	err := undo()
-	if err == nil {
-		return cause
+// undo returns a transaction that owns the range, with what is stuck in it, and that no other
+// object uses.
+func (r *reservation) undo(op string) *core.Undo {
+	r.mu.Lock()
+	on := core.NoDevice
+	for _, m := range r.stuck {
+		on = core.DeviceOf(m.phys.Asked.Location)
 	}
-	r.System().Reclaim(new(core.Fence), nil, undo)
-	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
+	r.mu.Unlock()
+	u := r.System().NewUndo(on)
+	u.Own("address range", int(r.stuckBytes.Load()), func() error { return r.close(op) })
+	return u
 }
