@@ -32,7 +32,8 @@ func TestWorkOfUnknownEnd(t *testing.T) {
 				require.NoError(t, s.Synchronize())
 				h, err := d.NewHostBuffer(4096)
 				require.NoError(t, err)
-				release := m.Hold(s.Handle())
+				release := sync.OnceFunc(m.Hold(s.Handle()))
+				defer release()
 				struck := false
 				m.OnCall(func(called string) {
 					if submits(called) && !struck {
@@ -65,7 +66,8 @@ func TestWorkOfUnknownEnd(t *testing.T) {
 				require.NoError(t, d.System().Drain(t.Context()))
 
 				// From then on nothing waits for it.
-				release = m.Hold(s.Handle())
+				release = sync.OnceFunc(m.Hold(s.Handle()))
+				defer release()
 				h, err = d.NewHostBuffer(4096)
 				require.NoError(t, err)
 				require.NoError(t, h.CloseAfter(other))
