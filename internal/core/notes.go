@@ -48,6 +48,14 @@ package core
 // (Fence.HeldByCapture): it waits for the devices as a whole, as Close does, which
 // a capture does not prevent.
 //
+// # Work of unknown end
+//
+// An operation can fail after the driver has accepted its work, and then its caller takes
+// the work for not done and names its stream nowhere. Such an operation calls
+// Stream.Unsettle (unsettled.go), and so does a Synchronize that fails. The stream then counts
+// for every fence, and an append comes behind it, until a mark that was recorded later has
+// passed.
+//
 // # Undoing, and what is left
 //
 // Whatever builds something takes it back with an Undo (undo.go), the last part first. What
