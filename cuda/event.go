@@ -80,8 +80,8 @@ func (e *Event) Record(s *Stream) error {
 		return s.result(op, driver.CallEventRecord, r)
 	}
 	// Asked afterwards, so that a capture which began in between is noticed. Looking
-	// at an event of a capture that has ended in between is harmless. Without an answer the
-	// event counts as captured.
+	// at an event of a capture that has ended in between is harmless. If the driver
+	// does not say, the event counts as captured.
 	status, id, r := s.in.Capture()
 	e.last = record{done: true, captured: status != driver.CaptureNone || r != driver.Success, capture: id}
 	return s.result(op, driver.CallStreamGetCaptureInfo, r)

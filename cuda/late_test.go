@@ -141,8 +141,8 @@ func TestACaptureThatIsDiscardedWhileTheDriverRefuses(t *testing.T) {
 	require.NoError(t, sys.Close())
 }
 
-// What is not known of a capture counts as one: a call that the driver does not answer never
-// leads to one that ends the capture.
+// What is not known of a capture counts as one: a query that fails never
+// leads to a call that ends the capture.
 func TestCapturesThatTheDriverDoesNotTellOf(t *testing.T) {
 	refuse := sim.Fault{Call: "cuStreamGetCaptureInfo", Result: cuda.Code(driver.Unknown)}
 	t.Run("Event.Record", func(t *testing.T) {

@@ -177,27 +177,25 @@ func (s *Stream) Device() *Device { return errs.Must(s.inner("cuda.Stream.Device
 // Synchronize waits until all work that was submitted before the call is done.
 // It waits by an event, so that a capture which another goroutine begins on the
 // stream meanwhile survives.
-func (s *Stream) Synchronize() (err error) {
+func (s *Stream) Synchronize() error {
 	const op = "cuda.Stream.Synchronize"
 	at, err := s.look(op)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		s.in.Release()
-		if err == nil {
-			s.in.Settled(at)
-		}
-	}()
 	m, capturing, err := s.in.Mark(op)
-	if capturing {
-		return core.CapturingError(op, s.in)
-	}
-	if err == nil {
+	if err == nil && !capturing {
 		err = s.result(op, driver.CallEventSynchronize, m.Synchronize())
 	}
 	if err != nil {
 		s.in.Unsettle()
+	}
+	s.in.Release()
+	switch {
+	case capturing:
+		return core.CapturingError(op, s.in)
+	case err == nil:
+		s.in.Settled(at)
 	}
 	return err
 }
