@@ -14,10 +14,11 @@ import stat
 import struct
 import threading
 import time
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _packet
-from ._process import OfProcess
+from ._process import OfProcess, State
+from ._undo import File, Undo
 from ._wire import MAX_BATCH, clip
 from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
 
@@ -74,11 +75,11 @@ class Conn(OfProcess):
     """
 
     def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
-                 max_files: Optional[int] = None, process: Optional[int] = None) -> None:
+                 max_files: Optional[int] = None, process: Optional[File] = None, folder: Optional[File] = None) -> None:
         s.setblocking(False)
         self._socket = s
         self.peer = peer
-        self._process = process
+        self._process, self.folder = process, folder  # the server's, where it is known
         self.timeout = timeout
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._state = threading.Lock()
@@ -99,6 +100,7 @@ class Conn(OfProcess):
 
     def fail(self, why: Error) -> Error:
         """Closes the connection and sends the peer the reason. Returns the error of the connection, which is the first one."""
+        self._check_process()
         with self._state:
             if self._failed is not None:
                 return self._failed.again()
@@ -106,18 +108,25 @@ class Conn(OfProcess):
                 return why
             self._failed = why.again()
         if not isinstance(why, (GoneError, RefusedError)) and self._sending.acquire(timeout=_REFUSAL_WAIT):
-            with contextlib.suppress(OSError):
-                self._socket.send(_packet.refusal(self._out.peer, self._out.sequence, clip(str(why), 512)))
-            self._sending.release()
-        self._shutdown()
+            try:
+                self._refuse(why)
+            finally:
+                self._sending.release()
+        self.shutdown()
         return why
 
-    def _shutdown(self) -> None:
+    def _refuse(self, why: Error) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.send(_packet.refusal(self._out.peer, self._out.sequence, clip(str(why), 512)))
+
+    def shutdown(self) -> None:
+        """Ends every call that waits on the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def greet(self) -> None:
         """Waits until the peer has greeted."""
+        self._check_process()
         if self._in.greeted:
             return
         with self._receiving:
@@ -132,17 +141,30 @@ class Conn(OfProcess):
         with self._sending:
             self._check()
             self._out.version, self._out.peer = self._in.version, self._in.peer
-            until = _deadline(self.timeout)
-            for packet, some in self._out.packets(kind, body, files or []):
-                self._send(packet, some, until)
-                self._out.sequence += 1
+            until, before = _deadline(self.timeout), self._out.sequence
+            sent: List[int] = []
+            packets = self._out.packets(kind, body, files or [])
+            try:
+                for packet, some in packets:
+                    self._send(packet, some, until, sent)
+            except Error:
+                raise
+            except BaseException:
+                self._out.sequence = before + len(sent)
+                if 0 < len(sent) < len(packets):  # the rest will never come
+                    why = GoneError("a message was interrupted halfway", "connect again")
+                    self._fail_unlocked(why, lambda: self._refuse(why))
+                raise
+            finally:
+                self._out.sequence = before + len(sent)
 
-    def _send(self, packet: bytes, files: List[int], until: Optional[float]) -> None:
+    def _send(self, packet: bytes, files: List[int], until: Optional[float], sent: List[int]) -> None:
+        """Sends a packet, which ``sent`` records in the same step."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         pause = 0.001
         while True:
             try:
-                self._socket.sendmsg([packet], rights, socket.MSG_NOSIGNAL)
+                sent.extend(map(self._socket.sendmsg, [[packet]], [rights], [socket.MSG_NOSIGNAL]))
                 return
             except (BlockingIOError, InterruptedError):
                 ready = _await(self._socket.fileno(), select.POLLOUT, until)
@@ -157,10 +179,12 @@ class Conn(OfProcess):
             if not ready:
                 raise self._fail_unlocked(WaitTimeout(f"the other process read nothing for {self.timeout:g} s", "check what blocks it"))
 
-    def _fail_unlocked(self, why: Error) -> Error:
+    def _fail_unlocked(self, why: Error, last: Optional[Callable[[], None]] = None) -> Error:
         with self._state:
             self._failed = self._failed or why.again()
-        self._shutdown()
+        if last is not None:
+            last()
+        self.shutdown()
         return why
 
     def receive(self, timeout: Optional[float] = None) -> _packet.Message:
@@ -215,26 +239,29 @@ class Conn(OfProcess):
 
     def close(self) -> None:
         """Ends the connection and every call that waits on it. Idempotent. In a child of fork it closes only the child's descriptors."""
+        files = [f for f in (self._process, self.folder) if f is not None]
         if self._forked:
             self._socket.close()
+            for f in files:
+                f.close()
             return
         with self._state:
-            if self._closed:
-                return
             self._closed = True
-        self._shutdown()
+        self.shutdown()
         with self._receiving, self._sending:
             close_all(self._in.discard())
             self._socket.close()
         with self._state:
-            if self._process is not None:
-                os.close(self._process)
-                self._process = None
+            for f in files:
+                f.close()
 
-    def process(self) -> Optional[int]:
-        """Returns a new pidfd of the server, for the caller to close: it is readable once that process has ended. None if the kernel has none."""
+    def process(self, undo: Undo) -> Optional[int]:
+        """Returns a new pidfd of the server, in ``undo``: it is readable once that process has ended. None if the kernel has none."""
         with self._state:
-            return None if self._process is None else os.dup(self._process)
+            if self._process is None or not self._process.live:
+                return None
+            f: File = undo.own(File())
+            return f.open(os.dup, self._process.number)
 
 
 def _most_files() -> int:
@@ -243,11 +270,14 @@ def _most_files() -> int:
     return max(MAX_BATCH, min(limit // 4, _packet.MAX_FILES)) if limit != resource.RLIM_INFINITY else _packet.MAX_FILES
 
 
-def _open_process(pid: int) -> Optional[int]:
+def _open_process(pid: int) -> Optional[File]:
+    f = File()
     try:
-        return os.pidfd_open(pid) if pid > 0 else None
+        if pid > 0:
+            f.open(os.pidfd_open, pid)
     except (AttributeError, OSError):  # an old kernel, or another pid namespace
-        return None
+        pass
+    return f if f.live else None
 
 
 def await_end(process: int, timeout: Optional[float]) -> bool:
@@ -259,9 +289,8 @@ def _peer(s: socket.socket) -> Peer:
     return Peer(*_CREDENTIALS.unpack(s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)))
 
 
-@contextlib.contextmanager
-def _folder(path: str, create: bool = False) -> Iterator[Tuple[int, int]]:
-    """A folder of mode 0700: its descriptor and owner."""
+def _folder(path: str, create: bool = False) -> File:
+    """Opens a folder of mode 0700."""
     if create:
         try:
             os.mkdir(path, 0o700)
@@ -269,30 +298,37 @@ def _folder(path: str, create: bool = False) -> Iterator[Tuple[int, int]]:
             pass
         except OSError as e:
             raise PeerError(f"folder {path!r} cannot be made: {e.strerror}", "name one in an existing folder that this user can write to") from None
+    folder = File()
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        folder.open(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         raise GoneError(f"folder {path!r} does not exist", "start the process that serves there, or correct the path") from None
     except OSError as e:
         if e.errno in (errno.ELOOP, errno.ENOTDIR):
             raise PeerError(f"{path!r} is a symbolic link or not a folder", "name the folder itself") from None
+        if e.errno in (errno.EMFILE, errno.ENFILE):
+            raise FilesError(f"folder {path!r}: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
         raise PeerError(f"folder {path!r}: {e.strerror}", "use a folder of this process's user") from None
-    try:
-        s = os.fstat(fd)
-        if stat.S_IMODE(s.st_mode) != 0o700:
-            raise PeerError(f"folder {path!r} has mode {stat.S_IMODE(s.st_mode):#o}", "others could put a socket there: use one of mode 0700")
-        if create and s.st_uid != os.geteuid():
-            raise PeerError(f"folder {path!r} belongs to user {s.st_uid}", "use a folder of this process's user")
-        yield fd, s.st_uid
-    finally:
-        os.close(fd)
+    return folder
 
 
-def _split(path: str) -> Tuple[str, str]:
-    folder, name = os.path.split(os.fspath(path))
-    if not name or name in (".", "..") or "\0" in path or len(os.fsencode(name)) > _NAME:
+def _owner(folder: File, path: str, own: bool) -> int:
+    """Checks that a folder is private, and returns its owner."""
+    s = os.fstat(folder.number)
+    if stat.S_IMODE(s.st_mode) != 0o700:
+        raise PeerError(f"folder {path!r} has mode {stat.S_IMODE(s.st_mode):#o}", "others could put a socket there: use one of mode 0700")
+    if own and s.st_uid != os.geteuid():
+        raise PeerError(f"folder {path!r} belongs to user {s.st_uid}", "use a folder of this process's user")
+    return s.st_uid
+
+
+def absolute(path: str) -> str:
+    """Returns the path of a socket, which stays the same when this process changes its folder."""
+    text = os.fspath(path)
+    name = os.path.basename(text)
+    if not name or name in (".", "..") or "\0" in text or len(os.fsencode(name)) > _NAME:
         raise ArgumentError(f"socket {path!r}", f"its name has 1 to {_NAME} bytes")
-    return os.path.normpath(folder or "."), name
+    return os.path.abspath(text)
 
 
 def _settled(folder: int, until: float) -> bool:
@@ -311,22 +347,23 @@ def _settled(folder: int, until: float) -> bool:
 def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, may_lose: Tuple[int, ...] = (),
          max_files: Optional[int] = None) -> Conn:
     """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it."""
-    folder, name = _split(path)
+    path = absolute(path)
     until = time.monotonic() + _checked(timeout)
-    with _folder(folder) as (fd, owner):
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    folder = _folder(os.path.dirname(path))
+    owner = _owner(folder, os.path.dirname(path), False)
+    s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    try:
         s.setblocking(False)
-        try:
-            _connect(s, fd, name, path, until)
-            peer = _peer(s)
-            want = os.geteuid() if allow_uid is None else allow_uid
-            if peer.uid != want or peer.uid != owner:
-                raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is accepted: pass the server's as uid")
-        except BaseException:
-            s.close()
-            raise
+        _connect(s, folder.number, os.path.basename(path), path, until)
+        peer = _peer(s)
+        want = os.geteuid() if allow_uid is None else allow_uid
+        if peer.uid != want or peer.uid != owner:
+            raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is accepted: pass the server's as uid")
+    except BaseException:
+        s.close()
+        raise
     # Opened before the greeting: a process that greets afterwards was alive, so its pid was not reused.
-    c = Conn(s, peer, timeout, may_lose, max_files, _open_process(peer.pid))
+    c = Conn(s, peer, timeout, may_lose, max_files, _open_process(peer.pid), folder)
     try:
         c.greet()
     except BaseException:
@@ -385,37 +422,60 @@ def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
 class Listener(OfProcess):
     """A socket in a private folder. ``accept`` waits for the next process of the same user."""
 
-    def __init__(self, path: str, timeout: float = TIMEOUT) -> None:
-        folder, name = _split(path)
-        self.path = path
-        self._name, self.timeout = name, _checked(timeout)
-        self._closed = False
-        self._stop, self._wake = os.pipe()
+    def __init__(self, path: str, timeout: float = TIMEOUT, folder: Optional[int] = None) -> None:
+        """``folder`` is a descriptor of the path's folder, where the caller has one."""
+        self.path = absolute(path)
+        self._name, self.timeout = os.path.basename(self.path), _checked(timeout)
+        self._state = State.OPEN
+        self._undo = Undo()
         self._accepting = threading.Lock()
+        self._socket: Optional[socket.socket] = None
+        self._entry: Optional[Tuple[int, int]] = None
+        self._stop: "socket.socket"
+        self._wake: "socket.socket"
         try:
-            with _folder(folder, create=True) as (fd, _):
-                self._fd = os.dup(fd)
-        except BaseException:
-            close_all((self._stop, self._wake))
-            raise
-        try:
+            self._stop, self._wake = socket.socketpair()
+            if folder is None:
+                self._folder: File = self._undo.own(_folder(os.path.dirname(self.path), True))
+            else:
+                self._folder = self._undo.own(File())
+                self._folder.open(os.dup, folder)
+            _owner(self._folder, os.path.dirname(self.path), True)
             with self._locked():
                 self._replace_stale()
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-                self._socket.bind(f"/proc/self/fd/{self._fd}/{name}")
+                self._socket.bind(f"/proc/self/fd/{self._folder.number}/{self._name}")
+                self._entry = self._look()
                 self._socket.listen(128)
                 self._socket.setblocking(False)
-                self._entry = self._look()
-        except BaseException:
-            close_all((self._stop, self._wake, self._fd))
+        except BaseException as e:
+            self._give_back()
+            if isinstance(e, OSError) and not isinstance(e, Error):
+                raise FilesError(f"socket {self.path!r}: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
             raise
+
+    def _give_back(self) -> None:
+        """Removes the socket if it is this listener's, and closes everything."""
+        if self._socket is not None and self._folder.live:
+            with contextlib.suppress(Error, OSError), self._locked():
+                mine = self._entry or self._bound()
+                if mine is not None and self._look() == mine:
+                    os.unlink(self._name, dir_fd=self._folder.number)
+        for s in (self._socket, getattr(self, "_stop", None), getattr(self, "_wake", None)):
+            if s is not None:
+                s.close()
+        self._undo.close()
+
+    def _bound(self) -> Optional[Tuple[int, int]]:
+        """Returns what is at the name, if it was interrupted right behind the bind of its socket."""
+        return self._look() if self._socket is not None and self._socket.getsockname() else None
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         until = time.monotonic() + self.timeout
         while True:
             try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self._folder.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
                 if time.monotonic() >= until:
@@ -424,11 +484,11 @@ class Listener(OfProcess):
         try:
             yield
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            fcntl.flock(self._folder.number, fcntl.LOCK_UN)
 
     def _look(self) -> Optional[Tuple[int, int]]:
         try:
-            s = os.stat(self._name, dir_fd=self._fd, follow_symlinks=False)
+            s = os.stat(self._name, dir_fd=self._folder.number, follow_symlinks=False)
         except FileNotFoundError:
             return None
         if not stat.S_ISSOCK(s.st_mode) or s.st_uid != os.geteuid():
@@ -441,9 +501,9 @@ class Listener(OfProcess):
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         probe.settimeout(self.timeout)
         try:
-            probe.connect(f"/proc/self/fd/{self._fd}/{self._name}")
+            probe.connect(f"/proc/self/fd/{self._folder.number}/{self._name}")
         except ConnectionRefusedError:
-            os.unlink(self._name, dir_fd=self._fd)
+            os.unlink(self._name, dir_fd=self._folder.number)
             return
         except OSError:
             pass
@@ -453,25 +513,27 @@ class Listener(OfProcess):
 
     def accept(self) -> Conn:
         """Waits for the next process. Closing ends the wait with ClosedError; a FilesError may be temporary."""
+        self._check_process()
         with self._accepting:
             return self._accept()
 
     def _accept(self) -> Conn:
-        if self._closed:
+        if self._state is not State.OPEN:
             raise ClosedError("the listener is closed")
+        assert self._socket is not None
         p = select.poll()
         p.register(self._socket.fileno(), select.POLLIN)
-        p.register(self._stop, select.POLLIN)
+        p.register(self._stop.fileno(), select.POLLIN)
         while True:
             p.poll()
-            if self._closed:
+            if self._state is not State.OPEN:
                 raise ClosedError("the listener is closed")
             try:
                 s, _ = self._socket.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 continue
             except OSError as e:
-                if self._closed:
+                if self._state is not State.OPEN:
                     continue
                 raise FilesError(f"socket {self.path!r}: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
             peer = _peer(s)
@@ -484,20 +546,19 @@ class Listener(OfProcess):
 
     def close(self) -> None:
         """Ends the listener and removes its socket. Connections stay open. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
         if self._forked:  # the parent serves the socket
-            self._socket.close()
-            close_all((self._stop, self._wake, self._fd))
+            for s in (self._socket, self._stop, self._wake):
+                if s is not None:
+                    s.close()
+            self._undo.close()
             return
-        os.write(self._wake, b"x")
-        with contextlib.suppress(Error, OSError), self._locked():
-            if self._look() == self._entry:
-                os.unlink(self._name, dir_fd=self._fd)
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSING
+        self._wake.send(b"x")
         with self._accepting:
-            self._socket.close()
-            close_all((self._stop, self._wake, self._fd))
+            self._give_back()
+            self._state = State.CLOSED
 
 
 __all__ = ["Conn", "Listener", "Peer", "ProtocolError", "close_all", "dial", "inherit", "pair"]

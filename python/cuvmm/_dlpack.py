@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 import sys
 import threading
 from ctypes import CFUNCTYPE, POINTER, Structure, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 CPU, CUDA = 1, 2
 _READ_ONLY, _IS_COPIED = 1, 2
@@ -75,12 +76,13 @@ _is_valid.argtypes, _is_valid.restype = [ctypes.py_object, c_char_p], ctypes.c_i
 _clear = _api.PyErr_Clear
 _clear.argtypes, _clear.restype = [], None
 
-# Never freed: a consumer may call it while the modules are torn down.
+# Never freed: consumers may use them while the modules are torn down.
 _api.Py_IncRef(ctypes.py_object(_deleter))
+_api.Py_IncRef(ctypes.py_object(_out))
 
 
 def _references(address: int, capsules: Dict[int, Any]) -> int:
-    c = capsules[address]
+    c = capsules.get(address)
     return sys.getrefcount(c)
 
 
@@ -90,20 +92,31 @@ _ALONE = _references(0, {0: object()})  # which is not the same in all versions 
 def release_untaken() -> None:
     """Releases the tensors of capsules that no consumer took and nothing refers to any more."""
     with _lock:
-        gone = []
-        for address in list(_capsules):
-            if not any(_is_valid(_capsules[address], name) for name in _names.values()):
-                del _capsules[address]  # its consumer calls the deleter
+        gone: List[Any] = []
+        for address in list(_capsules):  # the collector may call deleters, which remove others, in any step
+            if not any(_is_valid(_capsules.get(address), name) for name in _names.values()):
+                _capsules.pop(address, None)  # its consumer calls the deleter
             elif _references(address, _capsules) == _ALONE:
-                gone.append((_out.pop(address), _capsules.pop(address)))
+                gone.append(_out.pop(address, None))  # first: a capsule without a tensor is released by the next call
+                gone.append(_capsules.pop(address, None))
     del gone  # outside of the lock, as above
 
 
 @atexit.register
 def _at_exit() -> None:
+    """Lets consumers keep what they have: the memory of their tensors is never freed, and no deleter is called any more."""
     with _lock:
         for keep in list(_out.values()):
             keep[0].deleter = None
+
+
+def _in_child() -> None:
+    """A thread of the parent, which does not exist here, may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int, device: Tuple[int, int], *, versioned: bool,

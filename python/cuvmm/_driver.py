@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import threading
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from .errors import ArgumentError, DriverError, ForkedError, NotSupported, OutOfMemory
+from ._undo import Owned, Results, Undo
+from .errors import ArgumentError, DriverError, Error, ForkedError, NotSupported, OutOfMemory
 
 #: The results of driver calls that this package distinguishes.
 OUT_OF_MEMORY, DEINITIALIZED, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 2, 4, 100, 600, 801
@@ -121,13 +121,20 @@ class Driver:
         self.call("cuInit", 0)
 
     def raw(self, name: str, *args: Any) -> int:
-        """Makes a call and returns its result."""
-        if os.getpid() != self._pid:
-            raise ForkedError("CUDA was initialised before this process forked", "start workers with the spawn method, or initialise after the fork")
+        """Makes a call and returns its result, which the last argument records if it is of Results."""
+        self.check_process()
         call = getattr(self._lib, name, None)
         if call is None:
             raise NotSupported(f"this driver has no {name}", "install a driver for CUDA 12 or later")
+        if args and isinstance(args[-1], Results):
+            results: Results = args[-1]
+            results.extend(map(call, *([a] for a in args[:-1])))  # one step for whatever interrupts Python
+            return results[-1]
         return int(call(*args))
+
+    def check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ForkedError("CUDA was initialised before this process forked", "start workers with the spawn method, or initialise after the fork")
 
     def call(self, name: str, *args: Any, what: str = "") -> None:
         """Makes a call, and raises an error if it fails."""
@@ -148,6 +155,15 @@ class Driver:
 _lock = threading.Lock()
 _loaded: Optional[Driver] = None
 _devices: Dict[int, "Device"] = {}
+
+
+def _in_child() -> None:
+    """A thread of the parent, which does not exist here, may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def driver() -> Driver:
@@ -212,9 +228,17 @@ class Device:
         context = c_void_p()
         d.call("cuDevicePrimaryCtxRetain", byref(context), self.handle, what=f"device {ordinal}")
         self.context = context
-        self._fencing, self._fence = threading.Lock(), c_uint64()
+        self._fencing, self._fence = threading.Lock(), self._new_fence()
         with self.current():
-            d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what=f"device {ordinal}")
+            self._allocate_fence()
+
+    def _new_fence(self) -> "tuple[Owned, c_uint64]":
+        cell = c_uint64()
+        return Owned(self.driver, "cuMemFree_v2", cell), cell
+
+    def _allocate_fence(self) -> int:
+        fence, cell = self._fence
+        return 0 if fence.live else fence.make("cuMemAlloc_v2", byref(cell), _FENCE)
 
     def attribute(self, number: int) -> int:
         v = c_int()
@@ -224,19 +248,9 @@ class Device:
         """Whether streams of the device can write 64-bit words, and wait for them."""
         return self.attribute(_STREAM_MEM_OPS_64) > 0
 
-    @contextlib.contextmanager
-    def current(self) -> Iterator[Driver]:
+    def current(self) -> "Current":
         """Within the block, this device's context is current and the thread's capture mode is relaxed."""
-        d = self.driver
-        before, mode = c_void_p(), c_int(_RELAXED)
-        d.call("cuCtxGetCurrent", byref(before))
-        d.call("cuCtxSetCurrent", self.context)
-        d.call("cuThreadExchangeStreamCaptureMode", byref(mode))
-        try:
-            yield d
-        finally:
-            d.raw("cuThreadExchangeStreamCaptureMode", byref(mode))
-            d.raw("cuCtxSetCurrent", before)
+        return Current(self)
 
     def properties(self, handles: int = POSIX_FD, compression: int = 0, rdma: int = 0) -> Properties:
         return Properties(type=_PINNED, handles=handles, location=Location(DEVICE_LOCATION, self.handle), compression=compression, rdma=rdma)
@@ -259,38 +273,114 @@ class Device:
         cuCtxSynchronize would end captures of any stream, in every capture mode. Freeing an allocation waits as well, and
         leaves captures alone.
         """
+        self.driver.check_process()
         with self._fencing, self.current() as d:
-            if not self._fence.value:
-                d.call("cuMemAlloc_v2", byref(self._fence), _FENCE, what="memory to wait for all work with")
-            d.call("cuMemFree_v2", self._fence)
-            self._fence.value = 0
-            d.raw("cuMemAlloc_v2", byref(self._fence), _FENCE)  # for the next call, when the device may be full
+            if not self._fence[0].live:
+                code = self._allocate_fence()
+                if code != 0:
+                    raise d.error("cuMemAlloc_v2", code, "memory to wait for all work with")
+            self._fence[0].close()
+            self._fence = self._new_fence()
+            self._allocate_fence()  # for the next call, when the device may be full
 
-    def register(self, address: int, size: int) -> int:
-        """Pins host memory for the device's streams and returns its device address."""
-        with self.current() as d:
-            d.call("cuMemHostRegister_v2", address, size, _REGISTER_PORTABLE | _REGISTER_DEVICEMAP)
-            at = c_uint64()
-            code = d.raw("cuMemHostGetDevicePointer_v2", byref(at), address, 0)
+
+class Current:
+    """Makes a device's context current, in a with statement. Whatever interrupts it, the thread gets back what it had."""
+
+    def __init__(self, dev: Device) -> None:
+        self._device, self._thread = dev, threading.get_ident()
+        self._before, self._mode = c_void_p(), c_int(_RELAXED)
+        self._set, self._unset, self._relaxed, self._unrelaxed = Results(), Results(), Results(), Results()
+
+    def __enter__(self) -> Driver:
+        d = self._device.driver
+        try:
+            d.call("cuCtxGetCurrent", byref(self._before))
+            d.call("cuCtxSetCurrent", self._device.context, self._set)
+            d.call("cuThreadExchangeStreamCaptureMode", byref(self._mode), self._relaxed)
+            return d
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        interrupted: Optional[BaseException] = None
+        for did, undone, name, argument in ((self._relaxed, self._unrelaxed, "cuThreadExchangeStreamCaptureMode", byref(self._mode)),
+                                            (self._set, self._unset, "cuCtxSetCurrent", self._before)):
+            for attempt in range(2):  # the second if the first was interrupted before the call
+                if did[-1:] != [0] or undone:
+                    break
+                try:
+                    self._device.driver.raw(name, argument, undone)
+                except Error:
+                    break
+                except BaseException as e:
+                    interrupted = e
+        if interrupted is not None:
+            try:
+                raise interrupted
+            finally:
+                del interrupted
+
+    def __del__(self) -> None:
+        if threading.get_ident() == self._thread:  # nothing is left to do, unless Ctrl-C came right at the end of the block
+            self.__exit__()
+
+
+class HostPin:
+    """Host memory that the device's streams can use, at ``base`` of its addresses, once ``make`` has pinned it.
+
+    The memory stays until it is unpinned, even if its owner is lost: its address must not get another owner before.
+    """
+
+    _all: "Set[HostPin]" = set()
+
+    def __init__(self, dev: Device, memory: Any) -> None:
+        self._device, self._base, self._memory = dev, c_uint64(), memory
+        self._address, self._size = c_void_p(ctypes.addressof(memory)), ctypes.sizeof(memory)
+        self._pin = Owned(dev.driver, "cuMemHostUnregister", self._address)
+
+    def make(self) -> None:
+        self._all.add(self)
+        with self._device.current() as d:
+            code = self._pin.make("cuMemHostRegister_v2", self._address, self._size, _REGISTER_PORTABLE | _REGISTER_DEVICEMAP)
             if code != 0:
-                d.raw("cuMemHostUnregister", address)
-                raise d.error("cuMemHostGetDevicePointer_v2", code)
-            return int(at.value)
+                raise d.error("cuMemHostRegister_v2", code, "a page of fence words")
+            d.call("cuMemHostGetDevicePointer_v2", byref(self._base), self._address, 0)
 
-    def unregister(self, address: int) -> None:
-        with self.current() as d:
-            d.call("cuMemHostUnregister", address)
+    @property
+    def base(self) -> int:
+        return int(self._base.value)
+
+    def close(self) -> None:
+        if self._pin.live:
+            with self._device.current():
+                self._pin.close()
+        self._all.discard(self)
 
 
 class Stream:
-    """An internal stream, unordered with any other."""
+    """An internal stream, unordered with any other. ``undo`` is its owner's."""
 
-    def __init__(self, dev: Device) -> None:
-        self.device = dev
-        handle = c_void_p()
-        with dev.current() as d:
-            d.call("cuStreamCreate", byref(handle), _NON_BLOCKING)
-        self.handle = handle
+    def __init__(self, dev: Device, undo: Optional[Undo] = None) -> None:
+        self.device, self.handle = dev, c_void_p()
+        self._owned = Owned(dev.driver, "cuStreamDestroy_v2", self.handle)
+        if undo is not None:
+            undo.own(self)
+        try:
+            with dev.current() as d:
+                code = self._owned.make("cuStreamCreate", byref(self.handle), _NON_BLOCKING)
+                if code != 0:
+                    raise d.error("cuStreamCreate", code)
+        except BaseException:
+            mine = Undo()
+            mine.own(self)
+            mine.abandon()
+            raise
+
+    @property
+    def live(self) -> bool:
+        return self._owned.live
 
     def done(self) -> bool:
         with self.device.current() as d:
@@ -304,24 +394,45 @@ class Stream:
             d.call("cuStreamSynchronize", self.handle)
 
     def close(self) -> None:
-        if self.handle:
-            with self.device.current() as d:
-                d.call("cuStreamDestroy_v2", self.handle)
-            self.handle = c_void_p()
+        """Gives the stream back; work that is on it goes on. Idempotent."""
+        if self._owned.live:
+            with self.device.current():
+                self._owned.close()
 
 
 class Event:
     """A point on a stream. Use it in a with statement."""
 
     def __init__(self, dev: Device, stream: Any) -> None:
-        self.device = dev
-        self._handle = c_void_p()
-        with dev.current() as d:
-            d.call("cuEventCreate", byref(self._handle), _DISABLE_TIMING)
-            code = d.raw("cuEventRecord", self._handle, stream)
-            if code != 0:
-                d.raw("cuEventDestroy_v2", self._handle)
-                raise d.error("cuEventRecord", code)
+        self.device, self._stream, self._handle = dev, stream, c_void_p()
+        self._owned = Owned(dev.driver, "cuEventDestroy_v2", self._handle)
+
+    def __enter__(self) -> "Event":
+        try:
+            with self.device.current() as d:
+                code = self._owned.make("cuEventCreate", byref(self._handle), _DISABLE_TIMING)
+                if code != 0:
+                    raise d.error("cuEventCreate", code)
+                d.call("cuEventRecord", self._handle, self._stream)
+            return self
+        except BaseException:
+            self.__exit__()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        """The driver keeps what is pending of an event that is destroyed. What cannot be destroyed is tried again later."""
+        undo = Undo()
+        undo.own(self)
+        undo.abandon()
+
+    def close(self) -> None:
+        if self._owned.live:
+            with self.device.current():
+                self._owned.close()
+
+    def __del__(self) -> None:
+        if self._owned.live:
+            self.__exit__()  # Ctrl-C came right at the end of the block
 
     def hold(self, stream: Any) -> None:
         """Makes later work on the stream wait for this point."""
@@ -334,10 +445,3 @@ class Event:
         if code not in (0, NOT_READY):
             raise self.device.driver.error("cuEventQuery", code)
         return code == 0
-
-    def __enter__(self) -> "Event":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with self.device.current() as d:
-            d.raw("cuEventDestroy_v2", self._handle)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import mmap
 import os
 import stat
 from typing import Any, Optional
 
-from ._driver import Device
-from .errors import ProtocolError
+from ._driver import Device, HostPin
+from ._undo import File, Undo
+from .errors import FilesError, OutOfMemory, ProtocolError
 
 #: The final value of a word, above every generation, which satisfies all waits.
 RELEASE = 1 << 62
@@ -25,13 +27,15 @@ _NOEXEC_SEAL = 8
 class Page:
     """A page of fence words, mapped into this process, and pinned if the device's streams can use words."""
 
-    def __init__(self, memory: mmap.mmap, dev: Optional[Device]) -> None:
-        self._device = dev
+    def __init__(self, memory: mmap.mmap, dev: Optional[Device], undo: Undo) -> None:
         words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
         self._words: Optional[Any] = words
         self.words = len(words)
-        self._address = ctypes.addressof(words)
-        self.base = dev.register(self._address, len(memory)) if dev is not None else 0
+        undo.own(self)
+        self._pin: Optional[HostPin] = None
+        if dev is not None:
+            self._pin = HostPin(dev, words)
+            self._pin.make()
 
     def load(self, slot: int) -> int:
         """Returns a word; of a page that is closed, the final value."""
@@ -45,17 +49,17 @@ class Page:
 
     def at(self, slot: int) -> int:
         """Returns the device address of a word."""
-        return self.base + 8 * slot
+        assert self._pin is not None
+        return self._pin.base + 8 * slot
 
     def close(self) -> None:
         """Unpins and unmaps the page, once no other thread reads it. The caller has waited for the streams that use it. Idempotent."""
-        if self._device is not None:
-            self._device.unregister(self._address)
-            self._device = None
-        self._words = None  # which keeps the mapping
+        if self._pin is not None:
+            self._pin.close()
+        self._pin = self._words = None  # which keep the mapping
 
 
-def open_page(fd: int, dev: Optional[Device]) -> Page:
+def open_page(fd: int, dev: Optional[Device], undo: Undo) -> Page:
     """Maps a page that another process sent. The caller keeps the descriptor."""
     try:
         seals = fcntl.fcntl(fd, _GET_SEALS)
@@ -67,20 +71,23 @@ def open_page(fd: int, dev: Optional[Device]) -> Page:
     try:
         memory = mmap.mmap(fd, mmap.PAGESIZE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     except OSError as e:
+        if e.errno in (errno.EMFILE, errno.ENFILE):
+            raise FilesError(f"the page of fence words could not be mapped: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
+        if e.errno in (errno.ENOMEM, errno.EAGAIN):
+            raise OutOfMemory(f"the page of fence words could not be mapped: {e.strerror}", "check this process's limits of memory and mappings (ulimit -v, vm.max_map_count)") from None
         raise ProtocolError(f"not a page of fence words: {e.strerror}") from None
-    return Page(memory, dev)
+    return Page(memory, dev, undo)
 
 
-def make_page(dev: Optional[Device]) -> "tuple[Page, int]":
-    """Makes a page of zeros, and a descriptor of it for the other process, which the caller closes."""
+def make_page(dev: Optional[Device], undo: Undo) -> "tuple[Page, File]":
+    """Makes a page of zeros, and a descriptor of it for the other process."""
+    file = undo.own(File())
     try:
-        fd = os.memfd_create("cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _NOEXEC_SEAL)
-    except OSError:  # kernels before 6.3
-        fd = os.memfd_create("cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        os.ftruncate(fd, mmap.PAGESIZE)
-        fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
-        return open_page(fd, dev), fd
-    except BaseException:
-        os.close(fd)
-        raise
+        fd = file.open(os.memfd_create, "cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | _NOEXEC_SEAL)
+    except OSError as e:
+        if e.errno != errno.EINVAL:
+            raise FilesError(f"a page of fence words could not be made: {e.strerror}", "raise this process's limit of open files (ulimit -n)") from None
+        fd = file.open(os.memfd_create, "cuvmm words", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)  # kernels before 6.3
+    os.ftruncate(fd, mmap.PAGESIZE)
+    fcntl.fcntl(fd, _ADD_SEALS, _SEALS)
+    return open_page(fd, dev, undo), file

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+import enum
 import os
 from typing import Any
 
 from .errors import ForkedError
+
+
+class State(enum.Enum):
+    """The state of an owner of memory or of connections.
+
+    ======== ==================================================== =============================
+    state    means                                                leaves it by
+    ======== ==================================================== =============================
+    OPEN     all calls are allowed                                ``close``: CLOSING
+    CLOSING  a close began; it may have failed or been            ``close`` to its end: CLOSED
+             interrupted, and goes on when it is called again
+    CLOSED   nothing is left
+    ======== ==================================================== =============================
+    """
+
+    OPEN, CLOSING, CLOSED = range(3)
 
 
 class OfProcess:

@@ -126,7 +126,7 @@ class Replica:
         elif v.last and not self.length <= v.length <= total // self.unit:
             raise _broken(f"a view of {v.length} elements after {self.length}, in {total} bytes")
 
-    def finish(self, failed: Optional[Exception]) -> Dict[str, Any]:
+    def finish(self, failed: Optional[BaseException]) -> Dict[str, Any]:
         """Records the outcome of the view, and returns the fields of ``done``. A view that failed has changed nothing."""
         v = self._busy
         assert v is not None

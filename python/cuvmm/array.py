@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 import warnings
 import weakref
@@ -13,10 +14,11 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 from . import _dlpack, _streams
 from ._descriptor import ELEMENTS, RECORD, Element
 from ._driver import Device, Event, Stream
+from ._undo import Owned, Undo, leave, retry
 from .errors import ArgumentError, Error, InUseError
 
 
-_POLL = 0.005
+_POLL, _LONGEST_POLL = 0.005, 0.25
 
 
 class ElementType(NamedTuple):
@@ -60,6 +62,7 @@ class Users:
     def behind(self, byte: int) -> List[str]:
         """Returns the lines that made the arrays that reach beyond a byte."""
         _dlpack.release_untaken()
+        retry()
         return [where for _, to, where in list(self._all.values()) if to > byte]
 
     def wait(self, byte: int, timeout: float) -> None:
@@ -80,30 +83,55 @@ class _Bytes:
     """Device memory for copies. It is freed with its last reference."""
 
     def __init__(self, dev: Device, size: int) -> None:
-        p = c_uint64()
+        self._device, self._cell = dev, c_uint64()
+        self._owned = Owned(dev.driver, "cuMemFree_v2", self._cell)
         with dev.current() as d:
-            d.call("cuMemAlloc_v2", byref(p), max(size, 1), what=f"a copy of {size} bytes")
-        self.pointer = int(p.value)
-        self._free = weakref.finalize(self, _free, dev, self.pointer)
-        self._free.atexit = False
+            code = self._owned.make("cuMemAlloc_v2", byref(self._cell), max(size, 1))
+            if code != 0:
+                raise d.error("cuMemAlloc_v2", code, f"a copy of {size} bytes")
+
+    @property
+    def pointer(self) -> int:
+        return int(self._cell.value)
+
+    def close(self) -> None:
+        if self._owned.live:
+            with self._device.current():
+                self._owned.close()
+
+    def __del__(self) -> None:
+        undo = Undo()  # in a child of fork the memory is the parent's, which it cannot free
+        undo.own(self)
+        undo.abandon()
 
 
 def close_at_exit(close: Callable[[], None], error: Any) -> None:
-    """Closes at the end of a with statement. An InUseError does not replace an exception that ends the block, whose traceback often holds arrays."""
+    """Closes at the end of a with statement.
+
+    An InUseError does not replace an exception that ends the block, whose traceback often holds arrays: a thread closes the
+    owner once they are gone.
+    """
     try:
         close()
     except InUseError as e:
         if error is None:
             raise
-        warnings.warn(f"{e}; it stays open", ResourceWarning, stacklevel=3)
+        threading.Thread(target=_close_later, args=(close,), name="cuvmm close", daemon=True).start()
+        warnings.warn(f"{e}; it is closed when they are gone", ResourceWarning, stacklevel=3)
 
 
-def _free(dev: Device, pointer: int) -> None:
-    try:
-        with dev.current() as d:
-            d.raw("cuMemFree_v2", pointer)
-    except Error:
-        pass  # in a child of fork: the memory is the parent's
+def _close_later(close: Callable[[], None]) -> None:
+    pause = _POLL
+    while True:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_POLL)
+        try:
+            close()
+            return
+        except InUseError:
+            continue
+        except Error:
+            return  # its owner's close can be called again
 
 
 class Array:
@@ -219,17 +247,17 @@ class Array:
     def _copied(self, stream: Optional[Any], target: Tuple[int, int], versioned: bool) -> Any:
         if target[0] == _dlpack.CPU:
             host = (ctypes.c_char * max(self.nbytes, 1))()
-            self._read(ctypes.addressof(host))
+            self._read(host)
             return self._capsule(host, ctypes.addressof(host), target, versioned, False, True)
         mine = _Bytes(self._device, self.nbytes)
-        with _Work(self, self._consumer(stream)) as (d, s):
-            d.call("cuMemcpyDtoDAsync_v2", mine.pointer, self._pointer, self.nbytes, s)
+        with _Work(self, self._consumer(stream), mine) as work:
+            work.submit("cuMemcpyDtoDAsync_v2", mine.pointer, self._pointer, self.nbytes)
         return self._capsule(mine, mine.pointer, target, versioned, False, True)
 
     def tobytes(self) -> bytes:
         """Copies the elements to the host, behind the publisher's work, and returns their bytes."""
         host = (ctypes.c_char * max(self.nbytes, 1))()
-        self._read(ctypes.addressof(host))
+        self._read(host)
         return bytes(host.raw[:self.nbytes])
 
     def tolist(self) -> List[Any]:
@@ -250,41 +278,59 @@ class Array:
         if not raw.nbytes:
             return
         host = (ctypes.c_char * raw.nbytes).from_buffer_copy(raw)
-        with _Work(self, []) as (d, s):
-            d.call("cuMemcpyHtoDAsync_v2", self._pointer + at * self._kind.size, ctypes.addressof(host), raw.nbytes, s)
+        with _Work(self, [], host) as work:
+            work.submit("cuMemcpyHtoDAsync_v2", self._pointer + at * self._kind.size, ctypes.addressof(host), raw.nbytes)
 
-    def _read(self, to: int) -> None:
+    def _read(self, to: Any) -> None:
         if self.nbytes:
-            with _Work(self, []) as (d, s):
-                d.call("cuMemcpyDtoHAsync_v2", to, self._pointer, self.nbytes, s)
+            with _Work(self, [], to) as work:
+                work.submit("cuMemcpyDtoHAsync_v2", ctypes.addressof(to), self._pointer, self.nbytes)
 
 
 class _Work:
-    """An internal stream, ordered behind the array's work. The end of the block orders the given streams behind it, and waits for it."""
+    """An internal stream, ordered behind the array's work. The end of the block orders the given streams behind it, and waits for it.
 
-    def __init__(self, a: Array, then: List[c_void_p]) -> None:
-        self._array, self._then = a, then
-        self._stream = Stream(a._device)
+    ``used`` is what the work uses beside the array. If its end is not known, because no wait for it succeeds, that is kept
+    for good, with the stream.
+    """
 
-    def __enter__(self) -> Any:
+    def __init__(self, a: Array, then: List[c_void_p], used: Any) -> None:
+        self._array, self._then, self._used = a, then, used
+        self._undo = Undo()
+
+    def __enter__(self) -> "_Work":
         try:
+            self._stream = Stream(self._array._device, self._undo)
             self._array._order([self._stream.handle])
-            self._current = self._array._device.current()
-            return self._current.__enter__(), self._stream.handle
+            return self
         except BaseException:
-            self._stream.close()
+            self._undo.abandon()
             raise
 
+    def submit(self, name: str, *args: Any) -> None:
+        with self._array._device.current() as d:
+            d.call(name, *args, self._stream.handle)
+
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        ended = False
         try:
-            self._current.__exit__(kind, error, trace)
             if error is None and self._then:
                 with Event(self._array._device, self._stream.handle) as e:
                     for s in self._then:
                         e.hold(s)
             self._stream.synchronize()
+            ended = True
         finally:
-            self._stream.close()
+            if ended:
+                self._undo.abandon()
+            else:
+                leave(self)
+
+    def close(self) -> None:
+        """Gives the stream back once its work is done."""
+        if self._stream.live and not self._stream.done():
+            raise InUseError("a copy that was submitted is not done", "wait for the device")
+        self._undo.close()
 
 
 __all__ = ["Array", "ElementType", "Users", "close_at_exit"]

@@ -12,8 +12,9 @@ from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
+from ._undo import Gate, Undo
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
-                     WaitTimeout, whole)
+                     WaitTimeout, counted, quoted, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
 
 _MAY_LOSE = (_wire.KINDS["accepted"], _wire.KINDS["view"])
@@ -40,10 +41,10 @@ class Mailbox:
     """The mailbox of a follower on one connection: at most one view, and the end."""
 
     def __init__(self) -> None:
-        self.views: "queue.Queue[Optional[Tuple[View, List[int], bool]]]" = queue.Queue()  # None: no more views
+        self.views: "queue.SimpleQueue[Optional[Tuple[View, List[int], bool]]]" = queue.SimpleQueue()  # None: no more views
         self.why: Optional[Error] = None
-        self.ended = threading.Event()  # nothing more arrives; why is the reason
-        self.disconnected = threading.Event()  # the connection has ended
+        self.ended = Gate()  # nothing more arrives; why is the reason
+        self.disconnected = Gate()  # the connection has ended
 
     def end(self, why: Error) -> None:
         if not self.ended.is_set():
@@ -59,6 +60,31 @@ class _Reply(NamedTuple):
     mailbox: Optional[Mailbox]
 
 
+class _Request:
+    """A request, and its reply or the error in its place. The client's lock guards it."""
+
+    def __init__(self) -> None:
+        self.reply: "Union[None, _Reply, Error]" = None
+        self.given_up = False
+        self.replied = Gate()
+
+    def settle(self, a: "Union[_Reply, Error]") -> None:
+        if self.reply is None:
+            self.reply = a
+            self.replied.set()
+
+
+class _Line:
+    """One connection of a client: the requests on it, the followers by token, and how it ended. The client's lock guards it."""
+
+    def __init__(self, conn: _conn.Conn) -> None:
+        self.conn = conn
+        self.asked: Dict[int, _Request] = {}
+        self.followers: Dict[bytes, Optional[Mailbox]] = {}  # None: it has left
+        self.mailboxes: List[Mailbox] = []
+        self.why: Optional[Error] = None
+
+
 class Client(OfProcess):
     """A connection to a server of publications. All methods are safe for use by any thread. The caller closes it and each follower.
 
@@ -67,18 +93,20 @@ class Client(OfProcess):
     """
 
     def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None, path: str = "") -> None:
-        self._conn = conn
         self.path = path
         self._redial = redial
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._asked: Dict[int, Optional["queue.Queue[Union[_Reply, Error]]"]] = {}
-        self._followers: Dict[bytes, Optional[Mailbox]] = {}
-        self._mailboxes: List[Mailbox] = []  # of the current connection
-        self._closing = threading.Event()
-        self._why: Optional[Error] = None  # the reason why nothing is read
+        self._line = _Line(conn)
+        self._why: Optional[Error] = None  # why the last attempt to connect again failed
+        self._closing = Gate()
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
-        self._reader.start()
+        try:
+            self._reader.start()
+        except BaseException:
+            self._closing.set()
+            conn.close()
+            raise
 
     @property
     def reconnects(self) -> bool:
@@ -94,39 +122,52 @@ class Client(OfProcess):
     @property
     def peer(self) -> Optional[_conn.Peer]:
         """The server's process, when it began to listen; None for an inherited connection."""
-        return self._conn.peer
+        return self._line.conn.peer
 
     def close(self) -> None:
         """Ends the connection. Followers keep what they have mapped until they are closed, as if the publisher had ended. Idempotent."""
         if self._forked:
-            self._conn.close()
+            self._line.conn.close()
             return
         with self._lock:
             self._closing.set()
-        self._conn.close()
-        if threading.current_thread() is not self._reader:
+            conn = self._line.conn
+        conn.close()
+        if threading.current_thread() is not self._reader and self._reader.ident is not None:
             self._reader.join()
+
+    def folder(self) -> Optional[int]:
+        """Returns the descriptor of the socket's folder, which the client holds until it is closed."""
+        folder = self._line.conn.folder
+        return folder.number if folder is not None and folder.live else None
 
     def await_end(self, timeout: Optional[float] = None) -> None:
         """Waits until the process of the server has ended, not only its connection. After a reconnect it is the current server's."""
         self._check_process()
+        undo = Undo()
         with self._lock:
             if self._closing.is_set():
                 raise ClosedError("the client is closed")
-            process = self._conn.process()
-        if process is None:
-            raise NotSupported("the end of the server's process cannot be watched", "run both in one pid namespace, on Linux 5.3 or later")
+            process = self._line.conn.process(undo)
         try:
+            if process is None:
+                raise NotSupported("the end of the server's process cannot be watched", "run both in one pid namespace, on Linux 5.3 or later")
             if not _conn.await_end(process, timeout):
                 raise WaitTimeout("the server's process has not ended", "end it, or wait longer")
         finally:
-            _conn.close_all([process])
+            undo.close()
 
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
         """Lists the publications, by name."""
-        a = self._ask("list", {}, timeout)
+        line, request = self._ask("list", {})
+        try:
+            a = self._reply_to(line, request, "list", timeout)
+        except BaseException:
+            self._give_up(line, request)
+            raise
         if a.name != "listing":
-            raise self._surprise(a)
+            self._give_up(line, request)
+            raise line.conn.fail(ProtocolError(f"{a.name} as a reply to list"))
         out = []
         for e in a.fields["entries"]:
             buffer = e["kind"] == BUFFER
@@ -155,18 +196,25 @@ class Client(OfProcess):
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
-        return Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors), timeout)
+        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors))
+        try:
+            f.open(timeout)
+            return f
+        except BaseException:
+            f.abandon()
+            raise
 
     # For Follower.
 
     def request(self, o: Options, room: int, has: Possession, timeout: Optional[float]) -> Accepted:
         """Requests a publication, for a follower that may already have part of it. The caller owns the descriptor of the page."""
-        a = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
-                                 "chunks": [{"identity": i} for i in has.identities], "name": o.name}, timeout)
-        if a.name != "accepted":
-            raise self._surprise(a)
-        assert a.mailbox is not None
+        line, request = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
+                                             "chunks": [{"identity": i} for i in has.identities], "name": o.name})
         try:
+            a = self._reply_to(line, request, "follow", timeout)
+            if a.name != "accepted":
+                raise line.conn.fail(ProtocolError(f"{a.name} as a reply to follow"))
+            assert a.mailbox is not None
             if a.page is None:
                 raise FilesError("the page of fence words was dropped", "raise this process's limit of open files (ulimit -n)")
             try:
@@ -174,40 +222,35 @@ class Client(OfProcess):
                 if d.kind not in (BUFFER, ARRAY) or d.chunks or d.length:
                     raise ProtocolError("a publication of something other than an empty buffer or array")
                 if room and a.fields["reserved"] > room:
-                    raise ProtocolError(f"a range of {a.fields['reserved']} bytes, where {room} were requested")
+                    raise ProtocolError(f"a range of {counted(a.fields['reserved'], 'byte')}, where {room} were requested")
             except Error as e:
-                raise self._conn.fail(e) from None
-            return Accepted(a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
+                raise line.conn.fail(e) from None
+            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
         except BaseException:
-            _conn.close_all([] if a.page is None else [a.page])
-            self.leave(a.fields["token"], a.mailbox)
+            self._give_up(line, request)
             raise
 
     def wait(self, seconds: float) -> bool:
         """Sleeps; False if the client was closed."""
         return not self._closing.wait(seconds)
 
-    def broken(self, why: Error) -> Error:
-        """Closes the connection for a violation of the protocol."""
-        return self._conn.fail(why)
-
-    def notify(self, name: str, fields: Dict[str, Any]) -> None:
+    def notify(self, line: _Line, name: str, fields: Dict[str, Any]) -> None:
         """Sends a message without a reply, unless the connection has ended."""
         try:
-            self._conn.send(*_wire.encode(name, fields))
+            line.conn.send(*_wire.encode(name, fields))
         except (GoneError, ClosedError, RefusedError):
             pass
         except Error as e:
-            self._conn.fail(e)  # it may still be open, and the publisher waits
+            line.conn.fail(e)  # it may still be open, and the publisher waits
 
-    def leave(self, token: bytes, mailbox: Mailbox) -> None:
+    def leave(self, line: _Line, token: bytes, mailbox: Mailbox) -> None:
         """Leaves a publication, and drops what is in flight to the follower. Idempotent."""
         with self._lock:
-            there = self._followers.get(token) is not None
+            there = line.followers.get(token) is not None
             if there:
-                self._followers[token] = None
+                line.followers[token] = None
         if there:
-            self.notify("leave", {"token": token})
+            self.notify(line, "leave", {"token": token})
         while True:
             try:
                 left = mailbox.views.get_nowait()
@@ -218,35 +261,51 @@ class Client(OfProcess):
 
     # Requests.
 
-    def _ask(self, name: str, fields: Dict[str, Any], timeout: Optional[float]) -> _Reply:
+    def _ask(self, name: str, fields: Dict[str, Any]) -> "Tuple[_Line, _Request]":
+        """Sends a request on the current connection."""
         self._check_process()
-        mine: "queue.Queue[Union[_Reply, Error]]" = queue.Queue()
-        number = next(self._numbers)
+        request, number = _Request(), next(self._numbers)
         message = _wire.encode(name, dict(fields, number=number))
         with self._lock:
-            if self._closing.is_set() or self._why is not None:
-                raise self._gone(self._why)
-            self._asked[number] = mine
+            line = self._line
+            if self._closing.is_set() or line.why is not None:
+                raise self._gone(self._why or line.why)
+            line.asked[number] = request
         try:
-            self._conn.send(*message)
+            line.conn.send(*message)
+            return line, request
         except Error as e:
-            with self._lock:
-                self._asked.pop(number, None)
+            self._give_up(line, request)
             raise self._gone(e) from None
-        limit = self._conn.timeout if timeout is None else timeout
-        try:
-            a = mine.get(timeout=limit)
-        except queue.Empty:
-            with self._lock:
-                if number in self._asked:
-                    self._asked[number] = None
-                    raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "check what blocks it, or pass a longer timeout") from None
-            a = mine.get()  # it arrived at the last moment
+        except BaseException:
+            self._give_up(line, request)
+            raise
+
+    def _reply_to(self, line: _Line, request: _Request, name: str, timeout: Optional[float]) -> _Reply:
+        limit = line.conn.timeout if timeout is None else timeout
+        request.replied.wait(limit)
+        with self._lock:
+            a = request.reply
+            if a is None:
+                request.given_up = True
+        if a is None:
+            raise WaitTimeout(f"the server has not replied to {name} for {limit:g} s", "check what blocks it, or pass a longer timeout")
         if isinstance(a, Error):
             raise self._gone(a)
         if a.name == "denied":
             raise _denied(a.fields)
         return a
+
+    def _give_up(self, line: _Line, request: _Request) -> None:
+        """Drops a request whose caller is gone. If it was accepted, or is later, the follower leaves. Idempotent."""
+        with self._lock:
+            request.given_up = True
+            a = request.reply
+        if isinstance(a, _Reply) and a.mailbox is not None:
+            if a.page is not None:
+                request.reply = a._replace(page=None)
+                _conn.close_all([a.page])
+            self.leave(line, a.fields["token"], a.mailbox)
 
     def _gone(self, why: Optional[Error]) -> Error:
         """Returns the error of a request whose connection has ended, was refused, or is not there yet."""
@@ -256,22 +315,23 @@ class Client(OfProcess):
             return GoneError(f"the client is not connected: {why}", "try again later: it connects again by itself")
         return why.again()
 
-    def _surprise(self, a: _Reply) -> Error:
-        self._give_up(a)
-        return self._conn.fail(ProtocolError(f"a reply ({a.name}) to another request"))
-
-    def _give_up(self, a: _Reply) -> None:
-        if a.mailbox is not None:
-            _conn.close_all([] if a.page is None else [a.page])
-            self.leave(a.fields["token"], a.mailbox)
-
     # The thread that reads.
 
     def _run(self) -> None:
+        line = self._line
+        try:
+            self._serve()
+        except BaseException as e:  # noqa: BLE001: no caller must wait for a thread that has ended
+            with self._lock:
+                self._closing.set()
+                line = self._line
+            self._ended(line, line.conn.fail(Error(f"the client failed: {e!r}", "report this")))
+
+    def _serve(self) -> None:
         pause = _conn.SHORTEST_PAUSE
         while True:
             began = time.monotonic()
-            self._read()
+            self._read(self._line)
             if time.monotonic() - began > _conn.LONGEST_PAUSE:
                 pause = _conn.SHORTEST_PAUSE  # otherwise a server that refuses the client would do so again at once
             conn = None
@@ -281,11 +341,12 @@ class Client(OfProcess):
                 pause = min(2 * pause, _conn.LONGEST_PAUSE)
                 conn = self._dial_again()
             with self._lock:
-                if self._closing.is_set():
-                    conn.close()
-                    return
-                self._conn.close()
-                self._conn, self._why = conn, None
+                old, closing = self._line, self._closing.is_set()
+                if not closing:
+                    self._line, self._why = _Line(conn), None
+            (conn if closing else old.conn).close()
+            if closing:
+                return
 
     def _dial_again(self) -> Optional[_conn.Conn]:
         """Returns a new connection. Without one, requests raise why there is none."""
@@ -298,79 +359,78 @@ class Client(OfProcess):
             self._why = GoneError(str(e))
         return None
 
-    def _read(self) -> None:
+    def _read(self, line: _Line) -> None:
         """Reads until the connection ends, then wakes all that wait."""
-        why: Error
         try:
             while True:
-                m = self._conn.receive()
+                m = line.conn.receive()
                 try:
-                    self._sort(m)
-                except Error as e:
+                    self._sort(line, m)
+                except BaseException:
                     _conn.close_all(m.files)
-                    raise self._conn.fail(e) from None
+                    raise
         except Error as e:
-            why = e
-        except Exception as e:  # noqa: BLE001: a fault of this package must not leave callers waiting
-            why = self._conn.fail(Error(f"the client failed: {e!r}", "report this"))
+            self._ended(line, line.conn.fail(e))
+        except BaseException as e:  # noqa: BLE001: a fault of this package must not leave callers waiting
+            self._ended(line, line.conn.fail(Error(f"the client failed: {e!r}", "report this")))
+
+    def _ended(self, line: _Line, why: Error) -> None:
+        """Notes the end of a connection, and ends all that wait for it."""
         with self._lock:
-            self._why = why
-            asked, mailboxes = list(self._asked.values()), self._mailboxes
-            self._asked.clear()
-            self._followers.clear()
-            self._mailboxes = []
-        for a in asked:
-            if a is not None:
-                a.put(why)
+            line.why = why
+            for request in line.asked.values():
+                request.settle(why)
+            mailboxes, line.mailboxes = line.mailboxes, []
+            line.asked, line.followers = {}, {}
         for i in mailboxes:
             i.disconnected.set()
             i.end(ClosedError("the client is closed") if self._closing.is_set() else why)
 
-    def _sort(self, m: Any) -> None:
+    def _sort(self, line: _Line, m: Any) -> None:
         name, fields = _wire.read(m, "client")
         if name in ("listing", "denied"):
-            self._reply(fields["number"], _Reply(name, fields, None, None))
+            self._reply(line, fields["number"], _Reply(name, fields, None, None))
         elif name == "accepted":
-            self._accepted(m, fields)
+            self._accepted(line, m, fields)
         elif name == "view":
-            self._view(m, fields["token"], View.of(fields))
+            self._view(line, m, fields["token"], View.of(fields))
         elif name != "soon":
             raise ProtocolError(f"{name}, which no server of publications sends")
 
-    def _reply(self, number: int, a: _Reply) -> bool:
+    def _reply(self, line: _Line, number: int, a: _Reply) -> bool:
         """Passes a reply to the thread that waits for it. False if that thread has given up."""
         with self._lock:
-            if number not in self._asked:
+            if number not in line.asked:
                 raise ProtocolError(f"a reply to request {number}, which was not made")
-            waiting = self._asked.pop(number)
-            if waiting is None:
+            request = line.asked.pop(number)
+            if request.given_up:
                 return False
-            waiting.put(a)
+            request.settle(a)
             return True
 
-    def _accepted(self, m: Any, fields: Dict[str, Any]) -> None:
+    def _accepted(self, line: _Line, m: Any, fields: Dict[str, Any]) -> None:
         mailbox, token = Mailbox(), fields["token"]
         with self._lock:
-            if token in self._followers:
+            if token in line.followers:
                 raise ProtocolError("two followers of one token")
-            self._followers[token] = mailbox
-            self._mailboxes.append(mailbox)
-        if not self._reply(fields["number"], _Reply("accepted", fields, m.files[0] if m.files else None, mailbox)):
+            line.followers[token] = mailbox
+            line.mailboxes.append(mailbox)
+        if not self._reply(line, fields["number"], _Reply("accepted", fields, m.files[0] if m.files else None, mailbox)):
             _conn.close_all(m.files)
             with self._lock:
-                self._followers[token] = None
+                line.followers[token] = None
             # This thread reads, so it must not block on a send.
-            threading.Thread(target=self.notify, args=("leave", {"token": token}), name="cuvmm leave", daemon=True).start()
+            threading.Thread(target=self.notify, args=(line, "leave", {"token": token}), name="cuvmm leave", daemon=True).start()
 
-    def _view(self, m: Any, token: bytes, v: View) -> None:
+    def _view(self, line: _Line, m: Any, token: bytes, v: View) -> None:
         with self._lock:
-            if token not in self._followers:
+            if token not in line.followers:
                 if v.final:
                     return  # the reply to a done that crossed a leave
                 raise ProtocolError("a view for an unknown token")
-            mailbox = self._followers[token]
+            mailbox = line.followers[token]
             if v.final:  # may come while another view is in progress, and the end of the connection right behind it
-                del self._followers[token]
+                del line.followers[token]
                 if mailbox is not None:
                     mailbox.end(end_of(v))
                 return
@@ -385,7 +445,7 @@ class Client(OfProcess):
 def _denied(fields: Dict[str, Any]) -> Error:
     kind = {_UNKNOWN: UnknownError, _LIMIT: TooLargeError, _FORBIDDEN: AccessError}.get(fields["status"], RefusedError)
     hint = "follow without write, or let the publisher permit it" if kind is AccessError else "list returns what is published; the reason is the publisher's"
-    return kind(f"the server refused: {fields['reason']!r}", hint)
+    return kind(f"the server refused: {quoted(fields['reason'])}", hint)
 
 
 def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, reconnect: bool = False) -> Client:
@@ -395,6 +455,8 @@ def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = N
     the socket. The first connection is always made before this function returns. ``timeout``, in seconds, limits every
     exchange with the server.
     """
+    path = _conn.absolute(path)
+
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
 

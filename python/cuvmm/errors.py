@@ -40,6 +40,16 @@ def whole(n: Any, what: str) -> int:
         raise ArgumentError(f"{n!r} {what}", "pass a whole number") from None
 
 
+def counted(n: int, what: str) -> str:
+    """Returns a number with its noun, such as "1 byte" or "2 bytes"."""
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"
+
+
+def quoted(text: str) -> str:
+    """Returns another process's text in quotes, once: one that ends in a quoted text of its own has no escaped quotes."""
+    return '"' + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + '"'
+
+
 class ClosedError(Error):
     """The object was closed in this process."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import enum
 import threading
 import time
 from ctypes import c_void_p
@@ -14,9 +15,10 @@ from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
+from ._undo import Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, ProtocolError,
-                     RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
+from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, OutOfMemory, ProtocolError,
+                     RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
 
 if TYPE_CHECKING:
     from .client import Client, Mailbox
@@ -47,8 +49,9 @@ class Possession(NamedTuple):
 
 
 class Accepted(NamedTuple):
-    """What a server grants a follower. The receiver owns the descriptor of the page."""
+    """What a server grants a follower, on one connection. The receiver owns the descriptor of the page."""
 
+    line: Any
     mailbox: "Mailbox"
     token: bytes
     publication: bytes
@@ -70,6 +73,7 @@ class Heritage(NamedTuple):
     kind: ElementType
     device: Device
     range: _memory.Range
+    undo: Undo
     users: Users
     kept: List[_memory.PinnedFile]
 
@@ -88,27 +92,51 @@ class _News(NamedTuple):
     link: "_Link"  # whose word its generation is compared with
 
 
+class Phase(enum.Enum):
+    """Where a follower is.
+
+    ========= ==================================================== ===========================================
+    phase     means                                                leaves it by
+    ========= ==================================================== ===========================================
+    FOLLOWING views arrive                                         the end of the connection: AWAY
+    AWAY      the publisher is gone, and what was not complete is  another one accepts: FOLLOWING;
+              not shown                                            none will: OVER
+    OVER      nothing more is announced                            ``close``: CLOSING
+    CLOSING   a close began; it may have failed or been            ``close`` to its end: CLOSED
+              interrupted, and goes on when it is called again
+    CLOSED    nothing is left
+    ADOPTED   the memory belongs to a publication of this process
+    ========= ==================================================== ===========================================
+
+    ``close`` leaves FOLLOWING and AWAY, too, and ``Server.adopt`` AWAY and OVER.
+    """
+
+    FOLLOWING, AWAY, OVER, CLOSING, CLOSED, ADOPTED = range(6)
+
+
 class _Link:
     """A follower's side of one connection: its fence word, and the stream that waits for it."""
 
-    def __init__(self, client: "Client", a: Accepted, dev: Device) -> None:
-        self.mailbox, self.token, self.slot = a.mailbox, a.token, a.slot
+    def __init__(self, a: Accepted, dev: Device) -> None:
+        self.line, self.mailbox, self.token, self.slot = a.line, a.mailbox, a.token, a.slot
         self.waiting = threading.RLock()  # guards the stream
         self.waited = 0
         self.died = False  # the publisher's word no longer counts
         self.dead = False  # all waits for the word have ended
-        words = dev.stream_words()
+        self.stream: Optional[Stream] = None
+        self._device, self._undo = dev, Undo()
+
+    def open(self, page: int) -> None:
+        """Maps the page of which it gets the descriptor."""
+        words = self._device.stream_words()
         try:
-            self.page = _page.open_page(a.page, dev if words else None)
+            self.page = _page.open_page(page, self._device if words else None, self._undo)
+            if self.slot >= self.page.words:
+                raise ProtocolError(f"word {self.slot} of a page with {self.page.words}")
         except ProtocolError as e:
-            raise client.broken(e) from None
-        try:
-            if a.slot >= self.page.words:
-                raise client.broken(ProtocolError(f"word {a.slot} of a page with {self.page.words}"))
-            self.stream = Stream(dev) if words else None
-        except BaseException:
-            self.page.close()
-            raise
+            raise self.line.conn.fail(e) from None
+        if words:
+            self.stream = Stream(self._device, self._undo)
 
     def reached(self, generation: int) -> bool:
         """Whether a generation is complete, or never will be."""
@@ -137,10 +165,8 @@ class _Link:
     def close(self) -> None:
         """Closes the stream and the page. All waits for the word have ended; other threads may still use the link. Idempotent."""
         with self.waiting:
-            if self.stream is not None:
-                self.stream.close()
-                self.stream = None
-            self.page.close()
+            self.stream = None
+            self._undo.close()
 
 
 class Follower(OfProcess):
@@ -153,51 +179,62 @@ class Follower(OfProcess):
     all arrays and tensors of it.
     """
 
-    def __init__(self, client: "Client", dev: Device, room: int, o: Options, timeout: Optional[float]) -> None:
-        self._client, self._device, self._options = client, dev, o
-        self._changed = threading.Condition()
+    def __init__(self, client: "Client", dev: Device, room: int, o: Options) -> None:
+        self._client, self._device, self._options, self._room = client, dev, o, room
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
         self._pending: Optional[Any] = None  # a _Shown, or the Error that prevents it
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]
         self._received: List[_Shown] = []  # what arrived, back to the last that was complete
         self._cuts = 0  # how often what had arrived was taken back
-        self._state = LIVE  # as the publisher sent it last
-        self._gone: Optional[Error] = None
+        self._said = LIVE  # the publication's state, as the publisher sent it last
+        self._phase = Phase.FOLLOWING
+        self._gone: Optional[Error] = None  # why it is AWAY or OVER
         self._completed = _page.LAST_GENERATION
-        self._settled = self._closing = False
         self._unfinished: Optional[Error] = None  # what was shown and dropped, until something else is shown
         self._told = False  # a next has raised it
         self._awaited: Optional[_News] = None  # what the host waits for, or waited for when its time was over
         self._since: List[Tuple[int, float]] = []  # with max_wait: the generations that are awaited, and since when
         self._users = Users()
-        self._closed = threading.Lock()
+        self._closing_lock = threading.Lock()
+        self._undo = Undo()  # the range and the descriptors that are kept
         self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: one for each mapped chunk
-        self._adopted = False
-        a = client.request(o, room, Possession(), timeout)
+        self._link: _Link
+        self._range: _memory.Range
+        self._threads = [threading.Thread(target=self._run, args=(run,), name=f"cuvmm {what} {o.name}", daemon=True)
+                         for what, run in (("follow", self._work), ("watch", self._watch))]
+
+    def open(self, timeout: Optional[float]) -> None:
+        """Requests the publication, and makes room for it. If that fails, ``abandon`` undoes it."""
+        o, dev, client = self._options, self._device, self._client
+        a = client.request(o, self._room, Possession(), timeout)
         try:
-            self._publication, self._room, about = a.publication, a.reserved, a.about
-            self._about = about
+            self._link = _Link(a, dev)
+            self._publication, self._room, self._about = a.publication, a.reserved, a.about
+            about = a.about
             self._kind = ElementType("uint8", 1, 6) if about.kind != ARRAY else ElementType(
                 ELEMENTS[about.element].name if about.element != RECORD else "record", about.element_size, about.element)
             self._importer = _memory.Importer(dev, about)
             granularity = self._importer.granularity
             if not 0 < a.reserved <= 1 << 60 or a.reserved % granularity:
-                raise client.broken(ProtocolError(f"a publication with room for {a.reserved} bytes, in memory with a granularity of {granularity}"))
+                raise a.line.conn.fail(ProtocolError(f"a publication with room for {counted(a.reserved, 'byte')}, in memory with a granularity of {granularity}"))
             self._replica = Replica(about.unit, granularity, a.reserved, 1 << 16)
-            self._link = _Link(client, a, dev)
-            try:
-                self._range: Optional[_memory.Range] = _memory.Range(dev, a.reserved, granularity, _driver.READ_WRITE if o.write else _driver.READ)
-            except BaseException:
-                self._link.close()
-                raise
-        except BaseException:
-            client.leave(a.token, a.mailbox)
-            raise
+            self._link.open(a.page)
+            self._range = _memory.Range(dev, a.reserved, granularity, _driver.READ_WRITE if o.write else _driver.READ, self._undo)
+            for t in self._threads:
+                t.start()
+        except RuntimeError as e:
+            raise Error(f"a follower's thread could not be started: {e}", "raise this process's limit of threads (ulimit -u)") from None
         finally:
             _conn.close_all([a.page])
-        self._threads = [threading.Thread(target=run, name=f"cuvmm {what} {o.name}", daemon=True) for what, run in (("follow", self._work), ("watch", self._watch))]
-        for t in self._threads:
-            t.start()
+
+    def abandon(self) -> None:
+        """Closes a follower that no caller has."""
+        try:
+            self.close()
+        except Error:
+            leave(self)
 
     def __repr__(self) -> str:
         return f"<cuvmm.Follower of {self._options.name!r}: {len(self)} of {self._kind.name} on device {self._device.ordinal}, generation {self.generation}>"
@@ -220,15 +257,17 @@ class Follower(OfProcess):
     @property
     def state(self) -> str:
         """"live"; "stale" while no publisher announces more; "suspended" while the memory is away; "ended" for ever."""
-        with self._changed:
+        self._check_process()
+        with self._lock:
             if self._gone is not None:
-                return "ended" if self._settled else "stale"
-            return STATES[self._state]
+                return "stale" if self._phase is Phase.AWAY else "ended"
+            return STATES[self._said]
 
     @property
     def error(self) -> Optional[Error]:
         """None while the publisher may announce more; afterwards the reason why it does not."""
-        with self._changed:
+        self._check_process()
+        with self._lock:
             return self._end_locked()
 
     @property
@@ -239,8 +278,8 @@ class Follower(OfProcess):
         thread.
         """
         self._check_process()
-        with self._changed:
-            if self._closing or self._range is None:
+        with self._lock:
+            if self._closing:
                 raise ClosedError("the follower is closed")
             at, shown = self._range.address, self._shown[-1]
             return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self)
@@ -260,7 +299,7 @@ class Follower(OfProcess):
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
         while True:
-            with self._changed:
+            with self._lock:
                 news = self._news_locked(streams)
                 while news is None:
                     left = None if until is None else until - time.monotonic()
@@ -292,7 +331,7 @@ class Follower(OfProcess):
         if end is None and self._unfinished is not None and not self._told:
             self._told = True
             raise self._unfinished.again()
-        if p is None and self._settled:
+        if p is None and self._phase is Phase.OVER:
             assert end is not None
             raise end.again()
         news = None if p is None else _News(p, self._cuts, self._link)
@@ -314,16 +353,15 @@ class Follower(OfProcess):
 
     def _show(self, n: _News) -> bool:
         """Shows it, if it stands."""
-        with self._changed:
+        with self._lock:
             if not self._stands_locked(n):
                 return False
-            if self._pending is n.shown:
-                self._pending = None
+            pending = None if self._pending is n.shown else self._pending
             complete = 0 if self._link.died else self._link.page.load(self._link.slot)
-            while len(self._shown) > 1 and self._shown[1].ordered <= complete:
-                self._shown.pop(0)
-            self._shown.append(n.shown)
-            self._unfinished = None
+            shown = [*self._shown, n.shown]
+            while len(shown) > 2 and shown[1].ordered <= complete:
+                del shown[0]
+            self._shown, self._pending, self._unfinished = shown, pending, None  # at once, for whatever interrupts it
             return True
 
     async def next_async(self, stream: Any = None, timeout: Optional[float] = None) -> int:
@@ -345,7 +383,7 @@ class Follower(OfProcess):
         try:
             while True:
                 changed.clear()
-                with self._changed:
+                with self._lock:
                     news = self._news_locked(streams)
                     self._wakers.add(wake)
                 if news is None:
@@ -359,7 +397,7 @@ class Follower(OfProcess):
                 if self._show(news):
                     return news.shown.generation
         finally:
-            with self._changed:
+            with self._lock:
                 self._wakers.discard(wake)
 
     def _complete(self, n: _News) -> bool:
@@ -382,12 +420,12 @@ class Follower(OfProcess):
         self._order(_streams.handles_of(self._device, stream))
 
     def _order(self, streams: List[c_void_p]) -> None:
-        if self._adopted:
+        if self._phase is Phase.ADOPTED:
             return  # this process is the publisher now, and what is shown is complete
         if self._closing:
             raise ClosedError("the follower is closed")
         if streams:
-            with self._changed:
+            with self._lock:
                 link, ordered = self._link, self._shown[-1].ordered
             self._order_behind(link, ordered, streams, None)
 
@@ -417,7 +455,7 @@ class Follower(OfProcess):
 
     def _count_wait(self, generation: int) -> None:
         if self._options.max_wait is not None:
-            with self._changed:
+            with self._lock:
                 if not self._since or self._since[-1][0] < generation:
                     self._since.append((generation, time.monotonic()))
 
@@ -431,14 +469,37 @@ class Follower(OfProcess):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_POLL)
 
+    @property
+    def _closing(self) -> bool:
+        """Whether it is closed, or being closed."""
+        return self._phase in (Phase.CLOSING, Phase.CLOSED, Phase.ADOPTED)
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        """A thread's last frame: whatever ends it before its time ends the follower."""
+        try:
+            loop()
+        except BaseException as e:  # noqa: BLE001: neither next nor the publisher must wait for a thread that has ended
+            link, why = self._link, Error(f"the follower failed: {e!r}", "report this")
+            link.mailbox.end(why)
+            self._client.leave(link.line, link.token, link.mailbox)
+            self._die(link, why)
+            self._finish_with(why)
+
+    def _finish_with(self, why: Optional[Error]) -> None:
+        with self._lock:
+            self._gone = why
+            if not self._closing:
+                self._phase = Phase.OVER
+            self._wake_locked()
+
     # The thread that watches for the publisher's end. The other thread may be busy mapping.
 
     def _watch(self) -> None:
         link = self._link
         while self._await_death(link):
-            with self._changed:  # the other thread reconnects, or ends
-                self._changed.wait_for(lambda: self._settled or self._closing or self._link is not link)
-                if self._settled or self._closing:
+            with self._lock:  # the other thread reconnects, or ends
+                self._changed.wait_for(lambda: self._phase is Phase.OVER or self._closing or self._link is not link)
+                if self._link is link:
                     return
                 link = self._link
 
@@ -453,7 +514,7 @@ class Follower(OfProcess):
             if self._stalled(link):
                 why = StalledError(f"the publisher's announced work is not done after {limit:g} s", "check what blocks the publisher, or raise max_wait")
                 self._die(link, why)
-                self._client.leave(link.token, mailbox)
+                self._client.leave(link.line, link.token, mailbox)
                 mailbox.end(why)
                 return True
             (mailbox.disconnected if mailbox.ended.is_set() else mailbox.ended).wait(step)
@@ -462,30 +523,32 @@ class Follower(OfProcess):
     def _stalled(self, link: _Link) -> bool:
         if self._options.max_wait is None:
             return False
-        with self._changed:
+        with self._lock:
             while self._since and link.reached(self._since[0][0]):
                 self._since.pop(0)
             return bool(self._since) and time.monotonic() - self._since[0][1] > self._options.max_wait
 
     def _die(self, link: _Link, why: Error) -> None:
         """Drops what is shown and incomplete, and releases the streams."""
-        with self._changed:
+        with self._lock:
             self._completed = link.swap()
             self._gone = why
+            if self._phase is Phase.FOLLOWING:
+                self._phase = Phase.AWAY
             while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
                 self._shown.pop()
                 self._told = False
                 self._unfinished = UnfinishedError(f"the publisher ended before it had written elements that were shown: {why}", "discard what was computed from them")
             self._wake_locked()
         link.release_waits()
-        with self._changed:
+        with self._lock:
             link.dead = True
             self._wake_locked()
 
     def _end_locked(self) -> Optional[Error]:
         if self._closing:
             return ClosedError("the follower is closed")
-        if self._gone is None or not self._settled and self._client.reconnects:
+        if self._gone is None or self._phase is not Phase.OVER and self._client.reconnects:
             return None
         return self._unfinished or self._gone
 
@@ -497,17 +560,14 @@ class Follower(OfProcess):
             link = self._link
             self._take_views(link)
             if not _lives(link.mailbox.why):
-                with self._changed:  # or what is not complete would still be shown beside the error
+                with self._lock:  # or what is not complete would still be shown beside the error
                     self._changed.wait_for(lambda: link.dead or self._closing)
             if self._closing or not self._client.reconnects or not _may_return(link.mailbox.why):
                 break
             why = self._return()
             if why is not None:
                 break
-        with self._changed:
-            self._gone = why or self._gone or link.mailbox.why  # after a withdrawal the publisher still finishes its work
-            self._settled = True
-            self._wake_locked()
+        self._finish_with(why or self._gone or link.mailbox.why)  # after a withdrawal the publisher still finishes its work
 
     def _take_views(self, link: _Link) -> None:
         while True:
@@ -535,27 +595,40 @@ class Follower(OfProcess):
                 continue
             except Error as e:
                 return e
+            link = _Link(a, self._device)
             try:
                 self._check_same(a)
-                link = _Link(self._client, a, self._device)
+                link.open(a.page)
             except Error as e:
-                self._client.leave(a.token, a.mailbox)
-                return e
+                self._client.leave(a.line, a.token, a.mailbox)
+                try:
+                    link.close()
+                except Error:
+                    leave(link)
+                if not isinstance(e, (FilesError, OutOfMemory)):
+                    return e
+                pause = min(2 * pause, _conn.LONGEST_PAUSE)
+                continue
             finally:
                 _conn.close_all([a.page])
-            with self._changed:
+            with self._lock:
                 old, self._link, self._publication = self._link, link, a.publication
                 self._cuts += 1
                 self._replica.restart()
-                self._state = STALE  # until its first view
+                self._said = STALE  # until its first view
                 self._shown = [self._shown[-1]._replace(ordered=0)]
                 self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
                 if isinstance(self._pending, _Shown):
                     later = [r for r in self._received if r.generation > self._shown[-1].generation]
                     self._pending = later[-1] if later else None
                 self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
+                if self._phase is Phase.AWAY:
+                    self._phase = Phase.FOLLOWING
                 self._wake_locked()
-            old.close()
+            try:
+                old.close()
+            except Error:
+                leave(old)
             return None
         return ClosedError("the client is closed")
 
@@ -569,20 +642,20 @@ class Follower(OfProcess):
         try:
             self._replica.begin(v)
         except Error as e:
-            self._client.broken(e)
+            link.line.conn.fail(e)
             return
-        failed: Optional[Exception] = None
+        failed: Optional[BaseException] = None
         try:
             self._carry_out(v, files, lost)
-        except Exception as e:  # noqa: BLE001: on_shrink is the caller's function, and the publisher waits for a reply
+        except BaseException as e:  # noqa: BLE001: on_shrink is the caller's function, and the publisher waits for a reply
             failed = e
         if failed is not None:
             self._arrived(failed if isinstance(failed, Error) else Error(f"a generation could not be mapped: {failed!r}"))
         elif v.over:
-            self._arrived(CapacityError(f"{v.length} elements, in chunks that do not fit into the {self._replica.room} bytes of this range", "follow it anew with a larger reserve"))
+            self._arrived(CapacityError(f"{counted(v.length, 'element')}, in chunks that do not fit into the {counted(self._replica.room, 'byte')} of this range", "follow it anew with a larger reserve"))
         elif v.last:
             self._arrived(_Shown(v.generation, v.ordered, v.length), v.state)
-        self._client.notify("done", dict(self._replica.finish(failed), token=link.token))
+        self._client.notify(link.line, "done", dict(self._replica.finish(failed), token=link.token))
 
     def _wake_locked(self) -> None:
         self._changed.notify_all()
@@ -590,47 +663,54 @@ class Follower(OfProcess):
             wake()
 
     def _arrived(self, what: Any, state: Optional[int] = None) -> None:
-        with self._changed:
+        with self._lock:
             self._pending = what
             if isinstance(what, _Shown):
                 self._received.append(what)
                 while len(self._received) > 1 and not self._link.died and self._link.reached(self._received[1].ordered):
                     self._received.pop(0)
                 del self._received[1:-_MOST_RECEIVED]
-            self._state = self._state if state is None else state
+            self._said = self._said if state is None else state
             self._wake_locked()
 
     def _carry_out(self, v: View, files: List[int], lost: bool) -> None:
-        assert self._range is not None
         if self._replica.shrinks(v):
             self._give_back(v.length, v.keep)
             return
         if not v.add:
             return
-        if v.keep + len(v.add) > self._options.max_chunks:
-            raise TooLargeError(f"{v.keep + len(v.add)} chunks, where the limit is {self._options.max_chunks}", "publish memory in larger chunks, or raise max_chunks")
+        total = v.keep + len(v.add)
+        if total > self._options.max_chunks:
+            raise TooLargeError(f"{counted(total, 'chunk')}, where the limit is {self._options.max_chunks}", "publish memory in larger chunks, or raise max_chunks")
         if lost:
-            raise FilesError(f"the file descriptors of {len(v.add)} chunks were dropped", "raise this process's limit of open files (ulimit -n)")
+            raise FilesError(f"the file descriptors of {counted(len(v.add), 'chunk')} were dropped", "raise this process's limit of open files (ulimit -n)")
+        if self._range.count != v.keep:
+            raise Error("memory that was taken back could not be unmapped, and other memory cannot take its place", "follow it anew")
         handles: List[_memory.Handle] = []
         kept: List[_memory.PinnedFile] = []
+        passing = Undo()
         try:
             for fd, c in zip(files, v.add):
-                handles.append(self._importer.descriptor(fd, c.size))
+                handles.append(self._importer.descriptor(fd, c.size, passing))
                 if self._options.keep_descriptors:
-                    kept.append(_memory.PinnedFile(fd))
+                    kept.append(self._undo.own(_memory.PinnedFile()))
+                    kept[-1].pin(fd)
             self._range.attach(handles)
+            self._kept += kept
         except BaseException:
-            for k in kept:
-                k.release()
+            self._release(kept)
             raise
         finally:
-            for h in handles:
-                h.release()
-        self._kept += kept
+            passing.abandon()
+
+    def _release(self, kept: List[_memory.PinnedFile]) -> None:
+        for k in kept:
+            k.close()
+            self._undo.forget(k)
 
     def _give_back(self, length: int, keep: int) -> None:
         """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done."""
-        with self._changed:
+        with self._lock:
             self._shown = [s._replace(length=min(s.length, length)) for s in self._shown]
             self._received = [r._replace(length=min(r.length, length)) for r in self._received]
             self._cuts += 1
@@ -644,10 +724,8 @@ class Follower(OfProcess):
             self._users.wait(kept, self._options.shrink_wait)
             self._users.refuse("the publisher takes memory back", kept)
         self._finish(streams)
-        assert self._range is not None
         self._range.detach(keep)
-        for k in self._kept[keep:]:
-            k.release()
+        self._release(self._kept[keep:])
         del self._kept[keep:]
 
     def _finish(self, streams: Any) -> None:
@@ -673,28 +751,34 @@ class Follower(OfProcess):
         """
         if self._forked:
             return
-        with self._closed:
-            if self._range is None:
+        with self._closing_lock:
+            if self._phase in (Phase.CLOSED, Phase.ADOPTED):
                 return
             self._users.refuse("closing the follower")
-            with self._changed:
-                self._closing = True
+            with self._lock:
+                self._phase = Phase.CLOSING
                 self._wake_locked()
-            while any(t.is_alive() for t in self._threads):
-                link = self._link
-                self._client.leave(link.token, link.mailbox)
-                link.release_waits()
-                link.mailbox.end(ClosedError("the follower is closed"))
-                for t in self._threads:
-                    t.join(0.1)
-            self._client.leave(self._link.token, self._link.mailbox)  # drops what arrived meanwhile
-            self._device.synchronize()
-            self._range.close()
-            self._range = None
-            for k in self._kept:
-                k.release()
-            self._kept = []
-            self._link.close()
+            link = getattr(self, "_link", None)
+            if link is not None:
+                self._stop()
+                self._device.synchronize()
+                self._undo.close()
+                self._link.close()
+                self._kept = []
+            self._phase = Phase.CLOSED
+
+    def _stop(self) -> None:
+        """Leaves the publication, and ends the threads."""
+        while True:
+            link = self._link
+            self._client.leave(link.line, link.token, link.mailbox)  # drops what arrived meanwhile, too
+            alive = [t for t in self._threads if t.is_alive()]
+            if not alive:
+                return
+            link.release_waits()
+            link.mailbox.end(ClosedError("the follower is closed"))
+            for t in alive:
+                t.join(0.1)
 
     # For Server.adopt.
 
@@ -715,21 +799,27 @@ class Follower(OfProcess):
             t.join(max(0.0, until - time.monotonic()))
             if t.is_alive():
                 raise WaitTimeout(f"{what} is still being mapped or unmapped after {timeout:g} s", "try again")
-        with self._changed:
-            if self._range is None:
+        with self._lock:
+            if self._closing:
                 raise ClosedError("the follower is closed")
             length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))[1]
             return Heritage(self._options.name, self._publication, self._replica.generation, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
-                            self._range, self._users, self._kept)
+                            self._range, self._undo, self._users, self._kept)
+
+    @property
+    def adopted(self) -> bool:
+        return self._phase is Phase.ADOPTED
 
     def hand_over(self) -> None:
         """Closes this follower, whose memory has a new owner. Its arrays stay valid."""
-        with self._closed:
-            with self._changed:
-                self._adopted = self._closing = True
-                self._range, self._kept = None, []
+        with self._closing_lock:
+            with self._lock:
+                self._phase = Phase.ADOPTED
                 self._wake_locked()
-            self._link.close()
+            try:
+                self._link.close()
+            except Error:
+                leave(self._link)
 
 
 def _nothing_new() -> WaitTimeout:
@@ -748,12 +838,12 @@ def _lives(why: Optional[Error]) -> bool:
 
 def end_of(v: View) -> Error:
     if v.state == MOVED:
-        return MovedError(f"the publication has moved to another process{': ' + repr(v.reason) if v.reason else ''}", "connect again, or connect with reconnect=True")
+        return MovedError(f"the publication has moved to another process{': ' + quoted(v.reason) if v.reason else ''}", "connect again, or connect with reconnect=True")
     if v.status == _WITHDRAWN:
         return WithdrawnError("the publisher withdrew the publication", "close the follower when its work is done")
     if v.status == _LEFT:
         return ClosedError("the follower is closed")
-    return EndedError(f"the publisher ended the follower: {v.reason!r}")
+    return EndedError(f"the publisher ended the follower: {quoted(v.reason)}")
 
 
 _WITHDRAWN, _LEFT = 3, 4

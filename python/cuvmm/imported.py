@@ -10,7 +10,8 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 
 from . import _conn, _descriptor, _driver, _memory, _packet, _wire
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
-from ._process import OfProcess
+from ._process import OfProcess, State
+from ._undo import Undo
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
 
@@ -30,12 +31,13 @@ class Imported(OfProcess):
         number = d.element if d.kind == ARRAY else 6
         self._kind = ElementType(ELEMENTS[number].name if number != RECORD else "record", d.unit, number)
         self._device, self._write, self._length = dev, write, d.length
-        self._users, self._lock = Users(), threading.Lock()
-        self._range: Optional[_memory.Range] = _memory.Range(dev, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if write else _driver.READ)
+        self._users, self._lock, self._undo = Users(), threading.Lock(), Undo()
+        self._state = State.OPEN
         try:
+            self._range = _memory.Range(dev, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if write else _driver.READ, self._undo)
             self._range.attach(handles)
         except BaseException:
-            self._range.close()
+            self._undo.abandon()
             raise
 
     def __repr__(self) -> str:
@@ -53,8 +55,9 @@ class Imported(OfProcess):
     @property
     def array(self) -> Array:
         """The elements. They are complete: a sender waits for its work before it sends."""
+        self._check_process()
         with self._lock:
-            if self._range is None:
+            if self._state is not State.OPEN:
                 raise ClosedError("the memory is closed")
             at = self._range.address
             return Array(self._device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
@@ -64,11 +67,12 @@ class Imported(OfProcess):
         if self._forked:
             return
         with self._lock:
-            if self._range is not None:
+            if self._state is not State.CLOSED:
                 self._users.refuse("closing the memory")
+                self._state = State.CLOSING
                 self._device.synchronize()
-                self._range.close()
-                self._range = None
+                self._undo.close()
+                self._state = State.CLOSED
 
 
 def _no_order(_: List[c_void_p]) -> None:
@@ -176,6 +180,7 @@ class Channel(OfProcess):
         importer = _memory.Importer(dev, d)
         d.check_sizes(importer.granularity, max_bytes or importer.most)
         handles: List[_memory.Handle] = []
+        passing = Undo()
         try:
             while len(handles) < len(d.chunks):
                 if handles:
@@ -187,13 +192,12 @@ class Channel(OfProcess):
                     if fields["first"] != len(handles) or not m.files or len(m.files) > len(d.chunks) - len(handles):
                         raise self._conn.fail(ProtocolError(f"{len(m.files)} chunks from {fields['first']} on, where {len(handles)} of {len(d.chunks)} have arrived"))
                     for fd in m.files:
-                        handles.append(importer.descriptor(fd, d.chunks[len(handles)]))
+                        handles.append(importer.descriptor(fd, d.chunks[len(handles)], passing))
                 finally:
                     _conn.close_all(m.files)
             return Imported(d, dev, write, importer, handles)
         finally:
-            for h in handles:
-                h.release()
+            passing.abandon()
 
     def _send(self, name: str, **fields: object) -> None:
         self._conn.send(*_wire.encode(name, fields))
@@ -282,12 +286,12 @@ def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: 
     if d.handle == _driver.POSIX_FD and len(files) != len(d.chunks):
         raise MismatchError(f"{len(files)} files for {len(d.chunks)} chunks", "pass the files of the lease, in order")
     handles: List[_memory.Handle] = []
-    take: Callable[[int], _memory.Handle] = (lambda i: importer.fabric(o.handles[i], d.chunks[i])) if d.handle == _driver.FABRIC else (
-        lambda i: importer.descriptor(files[i], d.chunks[i]))
+    passing = Undo()
+    take: Callable[[int], _memory.Handle] = (lambda i: importer.fabric(o.handles[i], d.chunks[i], passing)) if d.handle == _driver.FABRIC else (
+        lambda i: importer.descriptor(files[i], d.chunks[i], passing))
     try:
         for i in range(len(d.chunks)):
             handles.append(take(i))
         return Imported(d, dev, write, importer, handles), o.receipt()
     finally:
-        for h in handles:
-            h.release()
+        passing.abandon()

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 from ctypes import c_void_p
-from typing import Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _page, _streams, _wire
-from ._memory import Exportable
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
-from ._progress import Progress, Shown, common
-from ._process import OfProcess
+from ._progress import Progress, Shown
+from ._process import OfProcess, State
 from ._replica import ENDED, MOVED, Chunk, View, size_of
+from ._undo import File, Undo, leave, retry
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
-                     WaitTimeout, whole)
+                     WaitTimeout, counted, quoted, whole)
 from .follower import Follower, Heritage
 from .shared import Shared
 
@@ -26,6 +27,7 @@ _MAX_FOLLOWERS = 256
 _MOST_AHEAD = 1 << 20
 _SETTLE_POLL = 0.05
 _FLUSH = 1.0
+_PAUSE = 0.1  # after a client that could not be served
 
 
 class FollowerStats(NamedTuple):
@@ -42,32 +44,50 @@ class _Replicator:
 
     def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, progress: Progress) -> None:
         self.session, self.token, self.page, self.slot, self.progress = session, token, page, slot, progress
+        self.file: File  # the page's
         self.ending: Optional[Tuple[int, int, str]] = None  # state, status and reason of the last view
 
 
 class Publication(OfProcess):
-    """Shared memory under a name. Followers see what ``announce`` has shown. All methods are safe for use by any thread."""
+    """Shared memory under a name. Followers see what ``announce`` has shown. All methods are safe for use by any thread.
+
+    Its state is OPEN until ``withdraw``, or the server's close; it is CLOSED when the words of all announcements are written.
+    """
 
     def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, before: Optional[Heritage] = None) -> None:
         self.name, self._server, self._memory, self.writable = name, server, memory, writable
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._exports: Dict[int, Exportable] = {}  # by the chunk's identity
+        self._state = State.OPEN
+        self._followers: List[_Replicator] = []
+        self._finishing = threading.Lock()  # guards the end of the stream
+        self._undo = Undo()
+        self._words = memory.device.stream_words()
+        self._stream: Optional[Stream] = None
         if before is None:
             self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
             self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
         else:
             generation = before.generation + 1
-            self._view, self._identity = Shown(generation, generation, before.length, self._chunks(before.length)), before.publication
+            self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
-        self._followers: List[_Replicator] = []
-        self._withdrawn = False
-        self._finishing = threading.Lock()  # guards the stream
-        self._words = memory.device.stream_words()
-        self._stream: Optional[Stream] = Stream(memory.device) if self._words else None
+        self._last = self._view.generation  # the last number that was spent
+
+    def open(self) -> None:
+        """Claims the memory, and makes the stream that writes the words."""
+        self._memory.claim(self)
+        if self._words:
+            self._stream = Stream(self._memory.device, self._undo)
+
+    def abandon(self) -> None:
+        """Undoes ``open``, of a publication that no client saw."""
+        self._state = State.CLOSED
+        self._memory.disclaim(self)
+        self._undo.abandon()
 
     @property
     def generation(self) -> int:
+        """The generation that is shown; 0 before the first. An announcement that failed leaves a gap."""
         return self._view.generation
 
     @property
@@ -84,34 +104,33 @@ class Publication(OfProcess):
         """Shows the first ``length`` elements (by default all) and returns the generation.
 
         If streams are passed (one, or a list), followers order their work behind the work that is on them now. Otherwise
-        the elements must be complete. It cannot show fewer elements: see :meth:`shrink`.
+        the elements must be complete. It cannot show fewer elements: see :meth:`shrink`. A call that fails shows nothing.
         """
         self._check_process()
         streams = _streams.handles_of(self._memory.device, stream)
-        with self._changed:
+        with self._lock:
             self._check()
             length = len(self._memory) if length is None else whole(length, "elements to announce")
             if not self._view.length <= length <= len(self._memory):
-                raise ArgumentError(f"{length} elements to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
-            generation = self._view.generation + 1
+                raise ArgumentError(f"{counted(length, 'element')} to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
+            chunks = self._memory.show(length)
+            generation = self._spend()
             self._write(generation, streams, self._followers)
-            self._show(Shown(generation, generation, length, self._chunks(length)))
+            self._show(Shown(generation, generation, length, chunks))
             return generation
 
     def _check(self) -> None:
-        if self._withdrawn:
+        if self._state is not State.OPEN:
             raise ClosedError(f"publication {self.name!r} was withdrawn")
 
-    def _chunks(self, length: int) -> Any:
-        chunks, handles = self._memory.chunks(length)
-        for c, h in zip(chunks, handles):
-            self._exports[c.identity] = h
-        return chunks
+    def _spend(self, beyond: int = 0) -> int:
+        """Returns a generation that was never given away, and never will be again: it may be in a word even if it is never shown."""
+        self._last = max(self._last, beyond) + 1
+        return self._last
 
     def _show(self, v: Shown) -> None:
         self._view = v
-        shown = {c.identity for c in v.chunks}
-        self._exports = {n: h for n, h in self._exports.items() if n in shown}
+        self._memory.shown(len(v.chunks))
         self._changed.notify_all()
         for s in {f.session for f in self._followers}:
             s.wake()
@@ -133,115 +152,143 @@ class Publication(OfProcess):
             for f in to:
                 d.call("cuStreamWriteValue64_v2", self._stream.handle, f.page.at(f.slot), generation, 0)
 
-    def shrink(self, length: int, timeout: Optional[float] = None) -> None:
-        """Shows fewer elements, and waits until every follower has unmapped what is no longer shown.
+    def shrink(self, length: int) -> None:
+        """Shows fewer elements. It waits for no follower.
 
-        Afterwards the memory may be overwritten, or freed with ``Shared.trim``. WaitTimeout names the followers that still
-        map it, and InUseError one that refused; the elements are no longer shown in either case.
+        Once :meth:`settle` has returned, every follower has unmapped what is no longer shown, and the memory may be
+        overwritten, or freed with ``Shared.trim``.
         """
+        self._check_process()
         length = whole(length, "elements")
-        with self._changed:
+        with self._lock:
             self._check()
             if not 0 <= length <= self._view.length:
-                raise ArgumentError(f"shrinking from {self._view.length} to {length} elements", "pass a length from 0 to what was announced; announce shows more")
+                raise ArgumentError(f"shrinking from {self._view.length} to {counted(length, 'element')}", "pass a length from 0 to what was announced; announce shows more")
+            chunks = self._memory.show(length)
             for f in self._followers:
                 f.progress.lower(length)
-            self._show(Shown(self._view.generation + 1, self._view.ordered, length, self._chunks(length)))
-        self.settle(timeout)
+            self._show(Shown(self._spend(), self._view.ordered, length, chunks))
 
     def settle(self, timeout: Optional[float] = None) -> None:
-        """Waits until every follower has the last generation, and maps nothing that is no longer shown."""
+        """Waits until every follower has the last generation, and maps nothing that is no longer shown.
+
+        WaitTimeout names the followers that still map it, and InUseError one that refused.
+        """
+        self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
-        with self._changed:
+        with self._lock:
             while True:
-                behind = [f for f in self._followers if f.progress.reached != self._view.generation or f.progress.pinned(self._view)]
+                behind = [f for f in self._followers if f.progress.reached < self._view.generation or f.progress.pinned(self._view)]
                 if not behind:
                     return
-                refused = [f for f in behind if f.progress.reached == self._view.generation]
+                refused = [f for f in behind if f.progress.reached >= self._view.generation]
                 if len(refused) == len(behind):
-                    raise InUseError(f"process {refused[0].session.pid} still maps memory that was taken back: {refused[0].progress.reason!r}", "the reason is the follower's")
+                    raise InUseError(f"process {refused[0].session.pid} still maps memory that was taken back: {quoted(refused[0].progress.reason)}", "the reason is the follower's")
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise WaitTimeout(f"followers in processes {sorted({f.session.pid for f in behind})} are not at generation {self._view.generation}", "check what blocks them")
+                for f in behind:
+                    f.session.wake()  # which an interrupted announcement may not have done
                 self._changed.wait(_SETTLE_POLL if left is None else min(left, _SETTLE_POLL))
 
     def followers(self) -> List[FollowerStats]:
+        self._check_process()
         with self._lock:
             return [FollowerStats(f.session.pid, f.progress.reached, f.progress.pinned(self._view), f.progress.reason) for f in self._followers]
 
     def withdraw(self) -> None:
-        """Ends the publication. Followers keep what they have mapped. It waits for the work that was announced. Idempotent."""
+        """Ends the publication. It waits for nothing: followers keep what they have mapped, and get the work that was announced. Idempotent."""
         self.end(ENDED, _WITHDRAWN, "")
 
     def end(self, state: int, status: int, reason: str) -> None:
-        """Ends the publication with a last view for all followers."""
-        if self._forked:
+        """Ends the publication with a last view for all followers. Idempotent; after an interruption it can be repeated."""
+        if self._forked or self._state is State.CLOSED:
             return
-        with self._changed:
-            if self._withdrawn:
-                return
-            self._withdrawn = True
-            for f in self._followers:
-                f.ending = (state, status, reason)
+        with self._lock:
+            if self._state is State.OPEN:
+                self._state = State.CLOSING
+                for f in self._followers:
+                    f.ending = f.ending or (state, status, reason)
             sessions = {f.session for f in self._followers}
-        self._server.forget(self)
+            self._changed.notify_all()
+        self._server.retire(self)
         for s in sessions:
             s.wake()
-        with self._finishing:
-            if self._stream is not None:
-                self._stream.synchronize()
-                self._stream.close()
-                self._stream = None
-        self._memory.holder = None
+        self._memory.disclaim(self)
 
-    # For sessions.
+    # For sessions and the server.
 
     def finish(self) -> None:
         """Waits until the fence words of all announcements so far are written."""
         with self._finishing:
-            if self._stream is not None:
+            if self._stream is not None and self._stream.live:
                 self._stream.synchronize()
 
-    def join(self, session: "_Session", m: Dict[str, Any]) -> Tuple[_Replicator, Dict[str, Any]]:
+    def close(self, wait: bool) -> bool:
+        """Gives the stream of a publication that has ended back, once its words are written. False if they are not, and it was not to wait."""
+        with self._finishing:
+            if self._stream is not None and self._stream.live:
+                if wait:
+                    self._stream.synchronize()
+                elif not self._stream.done():
+                    return False
+            self._undo.close()
+            self._state = State.CLOSED
+            return True
+
+    def join(self, session: "_Session", m: Dict[str, Any]) -> "Tuple[_Replicator, Dict[str, Any]]":
         """Adds a follower. Its fence word gets the shown generation once that is complete."""
-        room, ahead = m["room"], m["generation"] - self._view.generation
-        if ahead > _MOST_AHEAD:
-            raise TooLargeError(f"a follower that is {ahead} generations ahead, where the limit is {_MOST_AHEAD}")
-        with self._changed:
-            if self._withdrawn:
-                raise ClosedError(f"publication {self.name!r} was withdrawn")
+        room = m["room"]
+        with self._lock:
+            self._check()
+            ahead = m["generation"] - self._view.generation
+            if ahead > _MOST_AHEAD:
+                raise TooLargeError(f"a follower that is {counted(ahead, 'generation')} ahead, where the limit is {_MOST_AHEAD}")
             reserved = min(room, self._memory.reserved) if room else self._memory.reserved
             page, slot = session.word(self._memory.device if self._words else None)
             if ahead >= 0 and self._view.generation:  # the publisher that it had was ahead
-                self._show(self._view._replace(generation=m["generation"] + 1))
-            has = [Chunk(c["identity"], 0) for c in m["chunks"]]
-            same = common(has, self._view.chunks)
-            progress = Progress(self._memory.kind.size, reserved, [*self._view.chunks[:same], *has[same:]], m["length"], m["generation"])
+                self._show(self._view._replace(generation=self._spend(m["generation"])))
+            sizes = {c.identity: c for c in self._view.chunks}
+            has = [sizes.get(c["identity"], Chunk(c["identity"], 0)) for c in m["chunks"]]
+            progress = Progress(self._memory.kind.size, reserved, has, m["length"], m["generation"])
             f = _Replicator(session, os.urandom(16), page, slot, progress)
             self._write(self._view.generation, [], [f])
+            session.add(self, f)
             self._followers.append(f)
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot, "descriptor": self.about().encode()}
 
-    def step(self, f: _Replicator) -> Optional[Tuple[View, List[Any]]]:
-        """Returns the next view for a follower, and the handles of the chunks that it adds; None if there is none now."""
+    def step(self, f: _Replicator) -> Optional[View]:
+        """Returns the next view for a follower; None if there is none now."""
         with self._lock:
             if f.ending is not None:
                 state, status, reason = f.ending
                 self.drop(f)
-                return View(0, self._view.generation, 0, 0, 0, state=state, status=status, reason=reason), []
-            v = f.progress.next(self._view, _wire.MAX_BATCH)
-            return None if v is None else (v, [self._exports[c.identity] for c in v.add])
+                return View(0, self._view.generation, 0, 0, 0, state=state, status=status, reason=reason)
+            return f.progress.next(self._view, _wire.MAX_BATCH)
+
+    def refuse(self, f: _Replicator, why: Exception) -> None:
+        """Ends a follower that cannot be sent what it needs. It affects no other."""
+        with self._lock:
+            if f.ending is None:
+                f.ending = (ENDED, _FAILED, str(why))
+        f.session.wake()
 
     def acknowledge(self, f: _Replicator, fields: Dict[str, Any]) -> None:
-        with self._changed:
+        with self._lock:
             if f in self._followers:
                 f.progress.acknowledge(fields)
                 self._changed.notify_all()
 
+    def leave(self, f: _Replicator) -> None:
+        with self._lock:
+            f.ending = (ENDED, _LEFT, "")
+        f.session.wake()
+
     def drop(self, f: _Replicator) -> None:
-        with self._changed:
+        """Removes a follower, whose word is written no more."""
+        with self._lock:
             if f in self._followers:
-                self._followers.remove(f)  # its word still gets what is announced; a follower that leaves ends its own waits
+                self._followers.remove(f)
                 self._changed.notify_all()
 
     def entry(self) -> Dict[str, Any]:
@@ -251,26 +298,51 @@ class Publication(OfProcess):
 
 
 class _Session:
-    """The session of one client: one thread reads its requests, another one sends its followers views."""
+    """The session of one client: one thread reads its requests, another one sends its followers views.
+
+    ======= ==================================================== =================================
+    state   means                                                leaves it by
+    ======= ==================================================== =================================
+    OPEN    requests are served                                  the end of the connection: CLOSING
+    CLOSING no follower joins; those that there are get dropped  both threads ended, and the pages
+                                                                 are closed: CLOSED
+    CLOSED  the server has forgotten it
+    ======= ==================================================== =================================
+
+    A page that cannot be closed, or whose words may still be written, stays, and is tried again later: its addresses
+    must not get another owner before.
+    """
 
     def __init__(self, server: "Server", conn: _conn.Conn) -> None:
         self.server, self._conn = server, conn
         self.pid = conn.peer.pid if conn.peer is not None else 0
         self._lock = threading.Lock()
-        self._followers: Dict[bytes, Tuple[Publication, _Replicator]] = {}
-        self._pages: List[Tuple[_page.Page, int, int]] = []  # each with its descriptor and next unused word
+        self._state = State.OPEN
+        self._followers: Dict[bytes, Tuple[Publication, _Replicator, bool]] = {}  # and whether the client was told of it
+        self._undo = Undo()  # the pages and their descriptors
+        self._page: Optional[Tuple[_page.Page, File]] = None
+        self._next_word = 0
         self._page_of: Optional[_driver.Device] = None
         self._joined: Set[Publication] = set()
-        self._awake = threading.Event()
-        self._over = self._finishing = False
-        self._threads = [threading.Thread(target=run, name="cuvmm session", daemon=True) for run in (self._read, self._tell)]
+        self._awake: "queue.SimpleQueue[None]" = queue.SimpleQueue()
+        self._ending = threading.Lock()
+        self._finishing = False
+        self._threads = [threading.Thread(target=run, args=(what,), name="cuvmm session", daemon=True)
+                         for run, what in ((self._run, self._read), (self._run, self._tell))]
 
     def start(self) -> None:
-        for t in reversed(self._threads):  # the reading thread joins the other one
-            t.start()
+        """Starts the threads. If one cannot be started the connection ends, and the server serves the others."""
+        try:
+            for t in reversed(self._threads):  # the reading thread joins the other one
+                t.start()
+        except BaseException as e:
+            self._conn.fail(Error(f"the server has no threads left: {e}", "try again later"))
+            self._end()
+            raise
 
     def wake(self) -> None:
-        self._awake.set()
+        if self._awake.empty():
+            self._awake.put(None)
 
     def flush(self) -> None:
         """Makes the sending thread end after the views that are due now."""
@@ -279,56 +351,86 @@ class _Session:
 
     def close(self, until: float) -> None:
         """Ends the connection, once the last views are sent or at a deadline."""
-        self._threads[1].join(max(0.0, until - time.monotonic()))
+        if self._threads[1].ident is not None:
+            self._threads[1].join(max(0.0, until - time.monotonic()))
         self._conn.close()
+        self.wake()
         for t in self._threads:
-            if t is not threading.current_thread():
+            if t.ident is not None and t is not threading.current_thread():
                 t.join()
+        self._end()
 
     def word(self, dev: Optional[_driver.Device]) -> Tuple[_page.Page, int]:
         """Returns a fence word that no follower has used, which is 0."""
         with self._lock:
-            if not self._pages or self._page_of is not dev or self._pages[-1][2] == self._pages[-1][0].words:
-                page, fd = _page.make_page(dev)
-                self._pages.append((page, fd, 0))
-                self._page_of = dev
-            page, fd, slot = self._pages[-1]
-            self._pages[-1] = (page, fd, slot + 1)
-            return page, slot
+            if self._page is None or self._page_of is not dev or self._next_word == self._page[0].words:
+                self._page, self._page_of, self._next_word = _page.make_page(dev, self._undo), dev, 0
+            self._next_word += 1
+            return self._page[0], self._next_word - 1
 
-    def _page_file(self, page: _page.Page) -> int:
+    def add(self, p: Publication, f: _Replicator) -> None:
+        """Notes a follower that joins, which is dropped when the session ends."""
         with self._lock:
-            return next(fd for p, fd, _ in self._pages if p is page)
+            if self._state is not State.OPEN or self._page is None:
+                raise ClosedError("the client is gone")
+            f.file = self._page[1]
+            self._joined.add(p)
+            self._followers[f.token] = (p, f, False)
+
+    def _run(self, loop: Callable[[], None]) -> None:
+        """A thread's last frame: whatever ends it ends the session."""
+        try:
+            loop()
+        except (GoneError, ClosedError, RefusedError):
+            pass
+        except Error as e:
+            self._conn.fail(e)
+        except BaseException as e:  # noqa: BLE001: the client must not wait for a thread that has ended
+            self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
+        if loop == self._read:
+            self._end()
+
+    def _end(self) -> None:
+        """Drops the followers, and gives the pages back. Idempotent."""
+        with self._lock:
+            if self._state is State.CLOSED:
+                return
+            self._state = State.CLOSING
+            left = list(self._followers.values())
+        for p, f, _ in left:
+            p.drop(f)
+        self._conn.shutdown()
+        self.wake()
+        tell = self._threads[1]
+        if tell.ident is not None and tell is not threading.current_thread():
+            tell.join()
+        with self._ending:
+            if self._state is not State.CLOSED:
+                try:
+                    self._give_back()
+                except Error:
+                    leave(_Leftover(self._give_back))
+                self._conn.close()
+                with self._lock:
+                    self._followers, self._state = {}, State.CLOSED
+        self.server.ended(self)
+
+    def _give_back(self) -> None:
+        for p in list(self._joined):
+            p.finish()  # its stream may still write to the pages
+            self._joined.discard(p)
+        self._undo.close()
 
     def _read(self) -> None:
-        try:
-            while True:
-                m = self._conn.receive()
-                _conn.close_all(m.files)
-                try:
-                    self._handle(*_wire.read(m, "server"))
-                except (GoneError, ClosedError, RefusedError):
-                    raise
-                except Error as e:
-                    raise self._conn.fail(e) from None
-        except Error:
-            pass
-        except Exception as e:  # noqa: BLE001: a fault of this package must not leave the client waiting
-            self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
-        self._over = True
-        self.wake()
-        with self._lock:
-            left, self._followers = list(self._followers.values()), {}
-        for p, f in left:
-            p.drop(f)
-        self._threads[1].join()
-        for p in self._joined:
-            p.finish()  # its stream may still write to the pages
-        for page, fd, _ in self._pages:
-            page.close()
-            _conn.close_all([fd])
-        self._conn.close()
-        self.server.ended(self)
+        while True:
+            m = self._conn.receive()
+            _conn.close_all(m.files)
+            try:
+                self._handle(*_wire.read(m, "server"))
+            except (GoneError, ClosedError, RefusedError):
+                raise
+            except Error as e:
+                raise self._conn.fail(e) from None
 
     def _handle(self, name: str, m: Dict[str, Any]) -> None:
         if name == "list":
@@ -338,14 +440,13 @@ class _Session:
         elif name in ("done", "leave"):
             with self._lock:
                 found = self._followers.get(m["token"])
-            if found is None:
+            if found is None or not found[2]:
                 self._send("view", View(0, 0, 0, 0, 0, state=ENDED, status=_UNKNOWN, reason="no follower of that token").fields(m["token"]))
             elif name == "done":
                 found[0].acknowledge(found[1], m)
                 self.wake()
             else:
-                found[1].ending = (ENDED, _LEFT, "")
-                self.wake()
+                found[0].leave(found[1])
 
     def _follow(self, m: Dict[str, Any]) -> None:
         p = self.server.find(m["name"])
@@ -357,7 +458,6 @@ class _Session:
             self._deny(m, _LIMIT, f"{_MAX_FOLLOWERS} followers of one client")
         else:
             try:
-                self._joined.add(p)
                 f, accepted = p.join(self, m)
             except ClosedError as e:
                 self._deny(m, _UNKNOWN, str(e))
@@ -365,9 +465,10 @@ class _Session:
             except (Error, OSError) as e:
                 self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
                 return
-            self._send("accepted", dict(accepted, number=m["number"]), [self._page_file(f.page)])
+            self._send("accepted", dict(accepted, number=m["number"]), [f.file.number])
             with self._lock:  # the follower receives no view before this message
-                self._followers[f.token] = (p, f)
+                if f.token in self._followers:
+                    self._followers[f.token] = (p, f, True)
             self.wake()
 
     def _deny(self, m: Dict[str, Any], status: int, reason: str) -> None:
@@ -377,41 +478,40 @@ class _Session:
         self._conn.send(*_wire.encode(name, fields), files or [])
 
     def _tell(self) -> None:
-        while not self._over:
-            self._awake.wait()
-            self._awake.clear()
+        while self._state is State.OPEN:
+            self._awake.get()
             finishing = self._finishing  # before the views are sent, or one could be missed
             with self._lock:
-                all_of_them = list(self._followers.items())
-            for token, (p, f) in all_of_them:
-                try:
-                    self._step(token, p, f)
-                except (GoneError, ClosedError, RefusedError):
-                    return
-                except Error as e:
-                    self._conn.fail(e)
-                    return
-                except Exception as e:  # noqa: BLE001: as in _read
-                    self._conn.fail(Error(f"the server failed: {e!r}", "report this"))
-                    return
+                told = [(token, p, f) for token, (p, f, known) in self._followers.items() if known]
+            for token, p, f in told:
+                self._step(token, p, f)
             if finishing:
                 return
 
     def _step(self, token: bytes, p: Publication, f: _Replicator) -> None:
-        step = p.step(f)
-        if step is None:
+        v = p.step(f)
+        if v is None:
             return
-        v, handles = step
-        files: List[int] = []
+        files = Undo()
         try:
-            for h in handles:
-                files.append(h.export())
-            self._send("view", v.fields(token), files)
+            try:
+                numbers = [p.memory.export(c.identity, files) for c in v.add]
+            except (Error, OSError) as e:
+                p.refuse(f, e)
+                return
+            self._send("view", v.fields(token), numbers)
         finally:
-            _conn.close_all(files)
+            files.close()
         if v.final:
             with self._lock:
                 self._followers.pop(token, None)
+
+
+class _Leftover:
+    """A part of a close that failed."""
+
+    def __init__(self, close: Callable[[], None]) -> None:
+        self.close = close
 
 
 class Server(OfProcess):
@@ -421,15 +521,20 @@ class Server(OfProcess):
     ends its publications; it still owns their memory.
     """
 
-    def __init__(self, path: str, timeout: float = _conn.TIMEOUT) -> None:
-        self._listener = _conn.Listener(path, timeout)
+    def __init__(self, path: str, timeout: float = _conn.TIMEOUT, _folder: Optional[int] = None) -> None:
         self._before: Optional[Client] = None  # a client of the server that this one has replaced
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._state = State.OPEN
         self._publications: Dict[str, Publication] = {}
+        self._retired: List[Publication] = []  # that have ended, with words that may not be written yet
         self._sessions: List[_Session] = []
-        self._closed = False
-        self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
-        self._accepting.start()
+        self._listener = _conn.Listener(path, timeout, _folder)
+        try:
+            self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
+            self._accepting.start()
+        except BaseException:
+            self._listener.close()
+            raise
 
     def __enter__(self) -> "Server":
         return self
@@ -449,21 +554,33 @@ class Server(OfProcess):
             raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array); cuvmm.export takes tensors whose allocator can share them")
         self._check_process()
         with self._lock:
+            self._sweep()
             self._check_name(name)
-            if memory.holder is not None:
-                raise InUseError(f"the memory is {memory.holder}", "withdraw that publication first: memory is published once")
-            return self._add(Publication(self, name, memory, writable))
+            return self._add(Publication(self, name, memory, writable), None)
 
     def _check_name(self, name: str) -> None:
-        if self._closed:
+        if self._state is not State.OPEN:
             raise ClosedError("the server is closed")
         if name in self._publications:
             raise InUseError(f"a publication of the name {name!r}", "withdraw it first, or use another name")
 
-    def _add(self, p: Publication) -> Publication:
-        self._publications[p.name] = p
-        p.memory.holder = f"published as {p.name!r}"
-        return p
+    def _add(self, p: Publication, follower: Optional[Follower]) -> Publication:
+        """Makes a publication known, of memory that a follower owns until the last step."""
+        try:
+            p.open()
+            self._publications[p.name] = p
+            if follower is not None:
+                follower.hand_over()
+            return p
+        except BaseException:
+            if follower is None or not follower.adopted:
+                self._publications.pop(p.name, None)
+                p.abandon()
+            raise
+
+    def _sweep(self) -> None:
+        """Gives back what ended publications have, if their words are written."""
+        self._retired[:] = [p for p in self._retired if not p.close(False)]
 
     def adopt(self, follower: Follower, *, writable: bool = False) -> Publication:
         """Continues a publication with the memory of a follower, under the same name: see :func:`take_over`.
@@ -479,11 +596,13 @@ class Server(OfProcess):
         h = follower.heritage(self._listener.timeout)
         with self._lock:
             self._check_name(h.name)
-            p = Publication(self, h.name, Shared(h.kind, h.range, h.users, h.length, h.chunks, h.kept), writable, h)
-            follower.hand_over()
-            return self._add(p)
+            memory = Shared(h.kind, h.device, h.users)
+            memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
+            p = Publication(self, h.name, memory, writable, h)
+            return self._add(p, follower)
 
     def publications(self) -> List[Publication]:
+        self._check_process()
         with self._lock:
             return list(self._publications.values())
 
@@ -491,9 +610,13 @@ class Server(OfProcess):
         with self._lock:
             return self._publications.get(name)
 
-    def forget(self, p: Publication) -> None:
+    def retire(self, p: Publication) -> None:
+        """Takes a publication that has ended off the list, and keeps it until its words are written."""
         with self._lock:
-            self._publications.pop(p.name, None)
+            if p not in self._retired:
+                self._retired.append(p)
+            if self._publications.get(p.name) is p:
+                del self._publications[p.name]
 
     def ended(self, s: _Session) -> None:
         with self._lock:
@@ -501,30 +624,44 @@ class Server(OfProcess):
                 self._sessions.remove(s)
 
     def _accept(self) -> None:
-        while not self._closed:
+        while self._state is State.OPEN:
             try:
-                s = _Session(self, self._listener.accept())
+                conn = self._listener.accept()
             except FilesError:
-                time.sleep(0.1)
+                time.sleep(_PAUSE)
                 continue
             except Error:
                 return
-            with self._lock:
-                self._sessions.append(s)
-            s.start()
+            s: Optional[_Session] = None
+            try:
+                s = _Session(self, conn)
+                with self._lock:
+                    self._sessions.append(s)
+                s.start()
+            except BaseException:  # noqa: BLE001: no memory, or no thread, for this client: the next one may be served
+                conn.close()
+                if s is not None:
+                    s.close(0)
+                time.sleep(_PAUSE)
 
     def close(self) -> None:
-        """Ends all publications and connections, and removes the socket. Idempotent.
+        """Ends all publications and connections, and removes the socket. Idempotent; after Ctrl-C it can be repeated.
 
         Followers that reconnect wait for the next server at the socket; for the others it is a MovedError. To end followers
         for good, withdraw the publications first.
         """
-        self._closed = True
         if self._forked:
             self._listener.close()
             return
+        if self._state is State.CLOSED:
+            return
+        self._state = State.CLOSING
+        failed: List[Error] = []  # the close goes on, and can be repeated
         for p in self.publications():
-            p.finish()  # a publisher that has moved completes nothing more
+            try:
+                p.finish()  # a publisher that has moved completes nothing more
+            except Error as e:
+                failed.append(e)
             p.end(MOVED, _DONE, "the publisher's server was closed")
         self._listener.close()
         self._accepting.join()
@@ -535,6 +672,17 @@ class Server(OfProcess):
         until = time.monotonic() + _FLUSH
         for s in sessions:
             s.close(until)
+        with self._lock:
+            retired = list(self._retired)
+        for p in retired:
+            try:
+                p.close(True)
+            except Error as e:
+                failed.append(e)
+        retry()
+        if failed:
+            raise failed[0]
+        self._state = State.CLOSED
 
 
 def take_over(client: Client, timeout: Optional[float] = None) -> Server:
@@ -549,9 +697,13 @@ def take_over(client: Client, timeout: Optional[float] = None) -> Server:
         raise NotSupported("a client whose socket is not known", "make it with connect")
     client.await_end(timeout)
     try:
-        server = Server(client.path)
+        server = Server(client.path, _folder=client.folder())
     except PeerError as e:
         raise SupersededError(f"another process serves {client.path!r} already: {e}", "follow that one") from None
-    server._before = client
-    client.close()
-    return server
+    try:
+        server._before = client
+        client.close()
+        return server
+    except BaseException:
+        server.close()
+        raise

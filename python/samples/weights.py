@@ -4,7 +4,7 @@
 
 The trainer writes the weights in place and announces them. Each worker's next batch uses the newest weights, behind
 the trainer's work in the order of the streams: no host waits for a GPU. Two arrays take turns, so no worker reads what
-the trainer writes. At the end the trainer takes the weights back while both workers go on running: when ``shrink``
+the trainer writes. At the end the trainer takes the weights back while both workers go on running: when ``settle``
 returns, no worker has any of them mapped, and as much memory of the device is free as before.
 """
 
@@ -54,7 +54,8 @@ def train(memory: List[cuvmm.Shared], published: List[cuvmm.Publication], worker
         for w in workers:  # each has read this half before the trainer writes it again
             print(line(w))
     for p, m in zip(published, memory):
-        p.shrink(0, timeout=60)
+        p.shrink(0)
+        p.settle(60)
         m.resize(0)
         m.trim()
 

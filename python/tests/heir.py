@@ -38,6 +38,6 @@ for line in sys.stdin:
     if what == "grow":
         published.announce()
     else:  # a generation whose word is never written
-        with published._changed:
-            published._show(published._view._replace(generation=2, ordered=2, length=int(words[1]), chunks=published._chunks(int(words[1]))))
+        with published._lock:
+            published._show(published._view._replace(generation=2, ordered=2, length=int(words[1]), chunks=published.memory.show(int(words[1]))))
     print("done", flush=True)

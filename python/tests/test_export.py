@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 import cuvmm
 from cuvmm import _driver, _memory
+from cuvmm._undo import Undo
 
 from .support import DriverTest
 
@@ -29,14 +30,14 @@ class Exports(DriverTest):
 
     def allocate(self, sizes: List[int], handles: int = _driver.POSIX_FD) -> int:
         """Maps chunks behind each other, as an allocator of virtual memory does."""
-        r = _memory.Range(self.device, sum(sizes), self.granule, _driver.READ_WRITE)
-        self.addCleanup(r.close)
+        undo = Undo()
+        self.addCleanup(undo.close)
+        r = _memory.Range(self.device, sum(sizes), self.granule, _driver.READ_WRITE, undo)
         for size in sizes:
-            h = c_uint64()
-            self.device.driver.call("cuMemCreate", byref(h), size, byref(self.device.properties(handles)), 0)
-            handle = _memory.Handle(self.device, int(h.value), size)
+            handle = _memory.Handle(self.device, size, undo)
+            self.assertEqual(handle.make("cuMemCreate", size, byref(self.device.properties(handles)), 0), 0)
             r.attach([handle])
-            handle.release()
+            handle.close()
         return r.address
 
     def write(self, at: int, values: numbers) -> None:  # type: ignore[type-arg]

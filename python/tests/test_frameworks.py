@@ -41,7 +41,8 @@ PUBLISHER = """
                 torch.from_dlpack(memory.array).fill_(7)
             table.announce(stream=held)
         elif what == "shrink":
-            table.shrink(n, 60)
+            table.shrink(n)
+            table.settle(60)
             memory.resize(n)
             memory.trim()
         elif what == "sum":

@@ -14,6 +14,7 @@ import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
 from cuvmm._replica import View
 from cuvmm.errors import Error, ProtocolError, RefusedError
+from cuvmm._undo import Undo
 
 from .support import DriverTest, vectors
 
@@ -79,12 +80,12 @@ class _Hostile:
         name, fields = _wire.decode(m.kind, m.body, "server")
         assert name == "follow", name
         about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
-        page, fd = _page.make_page(None)
+        undo = Undo()
+        _, file = _page.make_page(None, undo)
         reply = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode()}
         reply.update(other)
-        c.send(*_wire.encode("accepted", reply), [fd])
-        os.close(fd)
-        page.close()
+        c.send(*_wire.encode("accepted", reply), [file.number])
+        undo.close()
         return reply
 
 

@@ -53,7 +53,8 @@ class Lifetimes(DriverTest):
             t = Tensor(follower.array.__dlpack__(copy=True, stream=other.handle.value, max_version=(1, 0)))
             t.free()
             del t
-            self.table.shrink(5, 60)
+            self.table.shrink(5)
+            self.table.settle(60)
             self.memory.resize(5)
             self.memory.trim()
             follower.next(timeout=60)

@@ -18,6 +18,7 @@ from typing import Any, List
 import cuvmm
 from cuvmm import _driver, _page
 from cuvmm._driver import Stream
+from cuvmm._undo import Undo
 
 from .support import DriverTest, await_that, environment
 
@@ -89,7 +90,8 @@ class Sharing(DriverTest):
             self.table.settle(60)
             want.append(f"{generation} {length} {length}\n")
             self.assertEqual(out.readline(), want[-1])
-        self.table.shrink(7, 60)
+        self.table.shrink(7)
+        self.table.settle(60)
         self.assertEqual([f.pinned for f in self.table.followers()], [0])
         self.assertEqual(out.readline(), "4 7 7\n")
         self.memory.resize(7)
@@ -185,7 +187,8 @@ class Sharing(DriverTest):
         for name, end in (("withdraw", lambda: self.table.withdraw()), ("close", lambda: self.server.close())):
             with self.subTest(name), tempfile.TemporaryDirectory() as self.folder:
                 self.publish()
-                page, fd = _page.make_page(dev)
+                undo = Undo()
+                page, _ = _page.make_page(dev, undo)
                 writer, reader = Stream(dev), Stream(dev)
                 with dev.current() as d:
                     d.call("cuStreamWaitValue64_v2", writer.handle, page.at(0), 1, 0)
@@ -206,8 +209,7 @@ class Sharing(DriverTest):
                     self.assertEqual(set(table.array.tolist()), {9})
                 writer.close()
                 reader.close()
-                page.close()
-                os.close(fd)
+                undo.close()
 
     def test_a_server_that_restarts_is_followed_again(self) -> None:
         self.publish()
@@ -231,7 +233,8 @@ class Sharing(DriverTest):
             table.next(timeout=60)
             a = table.array
             with self.assertRaises(cuvmm.InUseError) as raised:
-                self.table.shrink(10, 60)
+                self.table.shrink(10)
+                self.table.settle(60)
             self.assertIn("test_sharing.py", str(raised.exception))
             self.assertEqual(a[4_999_999:].tolist(), [1])  # it is still there
             del a

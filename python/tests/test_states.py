@@ -15,6 +15,7 @@ from unittest import mock
 import cuvmm
 from cuvmm import _conn, _descriptor, _driver, _page, _wire
 from cuvmm._driver import Stream
+from cuvmm._undo import Undo
 from cuvmm.errors import Error
 
 from .support import DriverTest, await_that
@@ -28,7 +29,9 @@ class Publisher:
 
     def __init__(self, path: str) -> None:
         self._listener = _conn.Listener(path)
-        self._page, self._fd = _page.make_page(None)
+        self._undo = Undo()
+        self._page, file = _page.make_page(None, self._undo)
+        self._fd = file.number
         self._page.store(0, 1 << 40)  # all that is announced is done
         self._serial = 0
 
@@ -70,13 +73,14 @@ class Publisher:
         """Sends a view; returns its done."""
         self._serial += 1
         chunks, handles = memory.chunks(len(memory)) if memory is not None else ((), [])
-        files = [h.export() for h in handles]
+        undo = Undo()
+        files = [h.export(undo) for h in handles]
         said = dict(token=TOKEN, serial=self._serial, generation=self._serial, state=1, ordered=1, length=0, keep=0, last=True, over=False, status=0, reason="",
                     chunks=[c._asdict() for c in chunks])
         said.update(fields)
         self._conn.send(*_wire.encode("soon", {}))  # it may precede any message
         self._conn.send(*_wire.encode("view", said), files)
-        _conn.close_all(files)
+        undo.close()
         if said["state"] in (4, 5) or not reply:
             return {}
         name, done = self.read()
@@ -86,8 +90,7 @@ class Publisher:
     def close(self) -> None:
         self._conn.close()
         self._listener.close()
-        self._page.close()
-        os.close(self._fd)
+        self._undo.close()
 
 
 def watched(f: cuvmm.Follower, waiting: threading.Event) -> Any:
