@@ -103,7 +103,7 @@ func TestCloseAgainstLiveDependants(t *testing.T) {
 func run(t *testing.T, d *cuda.Device, s *cuda.Stream, mc cuda.Ptr) {
 	t.Helper()
 	mod := made[*cuda.Module](t)(d.LoadModule(kernels.Multimem))
-	k, err := mod.Kernel(kernels.Reduction{Element: kernels.F32, Op: kernels.Add}.AllReduce())
+	k, err := mod.Kernel(kernels.F32.AllReduce())
 	require.NoError(t, err)
 	require.NoError(t, k.Launch(s, cuda.Threads(100), mc, uint64(100)))
 }

@@ -94,8 +94,7 @@ func rank(group *rendezvous.Group, dev *cuda.Device) (sum byte, err error) {
 		group.Barrier(ctx, "the counters are zero"),
 		barrier(team.Members()))
 	if team.First() == 0 {
-		sum := kernels.Reduction{Element: kernels.U32, Op: kernels.Add}
-		err = errors.Join(err, launch(sum.AllReduce(), team.Ptr(), uint64(n)))
+		err = errors.Join(err, launch(kernels.U32.AllReduce(), team.Ptr(), uint64(n)))
 	}
 	err = errors.Join(err, barrier(2*team.Members()), stream.Download(mine, team.Replica(0)))
 	if err != nil {

@@ -149,7 +149,7 @@ func addUp(team *multicast.Team, n int) (err error) {
 	}
 	// One adds up for all, when all have written; then all wait for it.
 	if team.First() == 0 {
-		if err := launch(0, kernels.Reduction{Element: kernels.U32, Op: kernels.Add}.AllReduce(), team.Ptr(), uint64(n)); err != nil {
+		if err := launch(0, kernels.U32.AllReduce(), team.Ptr(), uint64(n)); err != nil {
 			return err
 		}
 	}

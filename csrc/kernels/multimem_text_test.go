@@ -16,7 +16,7 @@ import (
 var update = flag.Bool("update", false, "write multimem.ptx anew")
 
 // multimem.ptx is written by this file, since PTX has no macros and the
-// instruction has a form for each type and operation:
+// instruction has a form for each type:
 //
 //	go test ./csrc/kernels -run TestMultimemText -update
 func TestMultimemText(t *testing.T) {
@@ -31,7 +31,7 @@ func TestMultimemText(t *testing.T) {
 }
 
 // The names are what the text declares, all of them, and each reduction's
-// entry is what its element and operation say.
+// entry is what its element says.
 func TestMultimemEntries(t *testing.T) {
 	declared := map[string]bool{}
 	for _, found := range regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`).FindAllSubmatch(Multimem, -1) {
@@ -39,11 +39,8 @@ func TestMultimemEntries(t *testing.T) {
 		declared[string(found[1])] = true
 	}
 	want := map[string]bool{Broadcast: true, Barrier: true, L2Norm: true}
-	for _, r := range Reductions() {
-		want[r.AllReduce()] = true
-		if r.HasRed() {
-			want[r.Red()] = true
-		}
+	for _, e := range Elements() {
+		want[e.AllReduce()], want[e.Red()] = true, true
 	}
 	require.Equal(t, want, declared)
 }
@@ -81,15 +78,8 @@ func formOf(e Element) form {
 		return form{ptx: "bf16x2", reg: "b32", bytes: 4, wide: true, acc: ".acc::f32"}
 	case F64:
 		return form{ptx: "f64", reg: "f64", bytes: 8}
-	case U32, S32, B32:
-		return form{ptx: e.String(), reg: "b32", bytes: 4}
 	}
-	return form{ptx: e.String(), reg: "b64", bytes: 8}
-}
-
-// noun is what an operation makes, for a comment.
-func noun(o Op) string {
-	return [...]string{"sum", "least", "largest", "bitwise and", "bitwise or", "bitwise exclusive or"}[o]
+	return form{ptx: "u32", reg: "b32", bytes: 4}
 }
 
 func multimemText() string {
@@ -111,11 +101,9 @@ func multimemText() string {
 .target sm_90
 .address_size 64
 `)
-	for _, r := range Reductions() {
-		b.WriteString(allReduceText(r))
-		if r.HasRed() {
-			b.WriteString(redText(r))
-		}
+	for _, e := range Elements() {
+		b.WriteString(allReduceText(e))
+		b.WriteString(redText(e))
 	}
 	b.WriteString(broadcastText())
 	b.WriteString(barrierText)
@@ -188,38 +176,34 @@ func registers(f form) string {
 	return fmt.Sprintf("\t.reg .%s\t%%v0;\n", f.reg)
 }
 
-func allReduceText(r Reduction) string {
-	f := formOf(r.Element)
-	op := r.Op.String()
-	if r.Op == Add {
-		op += f.acc
-	}
+func allReduceText(e Element) string {
+	f := formOf(e)
 	body := func(vec, regs string) string {
 		return "\tadd.u64\t%a, %pm, %at;\n" +
-			fmt.Sprintf("\tmultimem.ld_reduce.relaxed.sys.global.%s%s.%s\t%s, [%%a];\n", op, vec, f.ptx, regs) +
+			fmt.Sprintf("\tmultimem.ld_reduce.relaxed.sys.global.add%s%s.%s\t%s, [%%a];\n", f.acc, vec, f.ptx, regs) +
 			fmt.Sprintf("\tmultimem.st.relaxed.sys.global%s.%s\t[%%a], %s;\n", vec, f.ptx, regs)
 	}
 	var four string
 	if f.wide {
 		four = body(".v4", fourRegisters)
 	}
-	return fmt.Sprintf("\n// mc[i] = the %s of all replicas' element i, in every replica.\n", noun(r.Op)) +
-		loopText(r.AllReduce(), multicastParam, registers(f), loadMulticast, f.bytes, body("", "%v0"), four)
+	return "\n// mc[i] = the sum of all replicas' element i, in every replica.\n" +
+		loopText(e.AllReduce(), multicastParam, registers(f), loadMulticast, f.bytes, body("", "%v0"), four)
 }
 
-func redText(r Reduction) string {
-	f := formOf(r.Element)
+func redText(e Element) string {
+	f := formOf(e)
 	body := func(vec, regs string) string {
 		return "\tadd.u64\t%a, %pm, %at;\n\tadd.u64\t%b, %ps, %at;\n" +
 			fmt.Sprintf("\tld.global%s.%s\t%s, [%%b];\n", vec, f.reg, regs) +
-			fmt.Sprintf("\tmultimem.red.relaxed.sys.global.%s%s.%s\t[%%a], %s;\n", r.Op, vec, f.ptx, regs)
+			fmt.Sprintf("\tmultimem.red.relaxed.sys.global.add%s.%s\t[%%a], %s;\n", vec, f.ptx, regs)
 	}
 	var four string
 	if f.wide {
 		four = body(".v4", fourRegisters)
 	}
-	return fmt.Sprintf("\n// mc[i] = the %s of mc[i] and src[i], in every replica.\n", noun(r.Op)) +
-		loopText(r.Red(), sourceParams, registers(f), loadSource, f.bytes, body("", "%v0"), four)
+	return "\n// mc[i] = the sum of mc[i] and src[i], in every replica.\n" +
+		loopText(e.Red(), sourceParams, registers(f), loadSource, f.bytes, body("", "%v0"), four)
 }
 
 func broadcastText() string {

@@ -12,7 +12,7 @@ import (
 var h100 = compiler{ptxNumber{9, 0}, 90}
 
 func TestNewestPTX(t *testing.T) {
-	for cuda, want := range map[int]string{10020: "6.2", 11020: "7.2", 12040: "8.4", 12090: "8.8", 13000: "9.0", 13010: "9.1"} {
+	for cuda, want := range map[int]string{10020: "6.2", 11020: "7.2", 12040: "8.4", 13000: "9.0", 13010: "9.1"} {
 		require.Equal(t, want, newestPTX(cuda).String())
 	}
 }

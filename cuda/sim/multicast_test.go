@@ -147,30 +147,30 @@ func TestReplicasAreSeparate(t *testing.T) {
 	}
 }
 
-// Every reduction that the hardware has, against the same done one by one.
+// The reductions of every element, against the same done one by one.
 func TestReductions(t *testing.T) {
 	const units = 300
 	r := startTeam(t, WithMulticast(3), chunk)
 	rng := rand.New(rand.NewPCG(1, 2))
-	for _, red := range kernels.Reductions() {
-		t.Run(red.Op.String()+" "+red.Element.String(), func(t *testing.T) {
-			unit := red.Element.UnitBytes()
-			combine := combiner(red)
+	for _, e := range kernels.Elements() {
+		t.Run(e.String(), func(t *testing.T) {
+			unit := e.UnitBytes()
+			add := adder(e)
 			want := make([]uint64, units)
 			for i, m := range r.members {
-				b := exact(rng, red.Element, units)
+				b := exact(rng, e, units)
 				require.NoError(t, r.m.Poke(cuda.Ptr(m.own), b))
 				for j := range want {
 					v := loadUnit(b[j*unit:], unit)
 					if i == 0 {
 						want[j] = v
 					} else {
-						want[j] = combine(want[j], v)
+						want[j] = add(want[j], v)
 					}
 				}
 			}
 			first := r.members[0]
-			r.launch(first, red.AllReduce(), uint64(first.mc), uint64(units))
+			r.launch(first, e.AllReduce(), uint64(first.mc), uint64(units))
 			r.ok(r.done(first))
 			check := func() {
 				for _, m := range r.members {
@@ -182,15 +182,12 @@ func TestReductions(t *testing.T) {
 				}
 			}
 			check()
-			if !red.HasRed() {
-				return
-			}
-			b := exact(rng, red.Element, units)
+			b := exact(rng, e, units)
 			require.NoError(t, r.m.Poke(cuda.Ptr(first.own+chunk/2), b))
 			for j := range want {
-				want[j] = combine(want[j], loadUnit(b[j*unit:], unit))
+				want[j] = add(want[j], loadUnit(b[j*unit:], unit))
 			}
-			r.launch(first, red.Red(), uint64(first.mc), uint64(first.own+chunk/2), uint64(units))
+			r.launch(first, e.Red(), uint64(first.mc), uint64(first.own+chunk/2), uint64(units))
 			r.ok(r.done(first))
 			check()
 		})
@@ -266,7 +263,7 @@ func init() {
 	RegisterKernel("sim_test_mc_atomic", func(k *Kernel) { k.AddWord(Param[uint64](k, 0), 1) })
 	RegisterKernel("sim_test_mc_multimem", func(k *Kernel) { MultimemStore(k, Param[uint64](k, 0), []uint64{1}) })
 	RegisterKernel("sim_test_mc_type", func(k *Kernel) {
-		MultimemReduce(k, kernels.Reduction{Element: kernels.S64, Op: kernels.Add}, Param[uint64](k, 0), []int64{1})
+		MultimemReduce(k, kernels.U32, Param[uint64](k, 0), []int64{1})
 	})
 }
 
@@ -318,7 +315,7 @@ func TestMulticastAddressesTakeMultimemOnly(t *testing.T) {
 		"multimem of the device's own":  {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.own }), driver.IllegalAddress, "takes multicast addresses only"},
 		"multimem behind the end":       {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.mc + chunk - 4 }), driver.MisalignedAddress, "not aligned"},
 		"multimem of nothing":           {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return 8 }), driver.IllegalAddress, "no memory of this machine"},
-		"a reduction that there is not": {kernel("sim_test_mc_type", mc), driver.LaunchFailed, "multimem has no add of s64"},
+		"an element of another size": {kernel("sim_test_mc_type", mc), driver.LaunchFailed, "int64 is not a unit of u32"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := startTeam(t, WithMulticast(2), chunk)

@@ -2,7 +2,6 @@ package sim
 
 import (
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -26,21 +25,19 @@ func MultimemStore[T any](k *Kernel, mc uint64, v []T) {
 	})
 }
 
-// MultimemReduce combines v into every replica at a multicast address, as
-// multimem.red does. T holds no pointers and is one unit of the reduction: a pair
+// MultimemReduce adds v to every replica at a multicast address, as
+// multimem.red does. T holds no pointers and is one unit of the element: a pair
 // of 16-bit elements, or one element.
-func MultimemReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, v []T) {
-	unit, combine := reductionOf[T](r)
-	if !r.HasRed() {
-		panic(fmt.Sprintf("multimem.red has no %v of %v", r.Op, r.Element))
-	}
+func MultimemReduce[T any](k *Kernel, e kernels.Element, mc uint64, v []T) {
+	unit := unitOf[T](e)
+	add := adder(e)
 	b := bytesOf(unsafe.SliceData(v), len(v))
 	k.multimem(mc, uint64(len(b)), unit, driver.AccessReadWrite, func(i int, replicas []lane) {
 		value := loadUnit(b[i*unit:], unit)
 		for _, r := range replicas {
 			for {
 				old := r.load()
-				if r.swap(old, combine(old, value)) {
+				if r.swap(old, add(old, value)) {
 					break
 				}
 			}
@@ -48,21 +45,22 @@ func MultimemReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, v []T) {
 	})
 }
 
-// MultimemLoadReduce reads n units at a multicast address, each combined of those
+// MultimemLoadReduce reads n units at a multicast address, each the sum of those
 // of all replicas, as multimem.ld_reduce does; sums of 16-bit elements add up in
-// 32 bits. In which order they are combined is not defined, and differs from unit
+// 32 bits. In which order they are added is not defined, and differs from unit
 // to unit. T is as for MultimemReduce.
-func MultimemLoadReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, n int) []T {
-	unit, combine := reductionOf[T](r)
-	all := func(units []uint64) uint64 {
-		sum := units[0]
-		for _, u := range units[1:] {
-			sum = combine(sum, u)
+func MultimemLoadReduce[T any](k *Kernel, e kernels.Element, mc uint64, n int) []T {
+	unit := unitOf[T](e)
+	all := wideSum(e)
+	if all == nil {
+		add := adder(e)
+		all = func(units []uint64) uint64 {
+			sum := units[0]
+			for _, u := range units[1:] {
+				sum = add(sum, u)
+			}
+			return sum
 		}
-		return sum
-	}
-	if sum := wideSum(r); sum != nil {
-		all = sum
 	}
 	v := make([]T, n)
 	b := bytesOf(unsafe.SliceData(v), n)
@@ -77,16 +75,14 @@ func MultimemLoadReduce[T any](k *Kernel, r kernels.Reduction, mc uint64, n int)
 	return v
 }
 
-func reductionOf[T any](r kernels.Reduction) (unit int, combine func(a, b uint64) uint64) {
+// unitOf returns the size of the element's unit, which T must have.
+func unitOf[T any](e kernels.Element) int {
 	var v T
-	unit = r.Element.UnitBytes()
+	unit := e.UnitBytes()
 	if int(unsafe.Sizeof(v)) != unit {
-		panic(fmt.Sprintf("a %T is not a unit of %v, which has %d bytes", v, r.Element, unit))
+		panic(fmt.Sprintf("%T is not a unit of %v, which has %d bytes", v, e, unit))
 	}
-	if !slices.Contains(kernels.Reductions(), r) {
-		panic(fmt.Sprintf("multimem has no %v of %v", r.Op, r.Element))
-	}
-	return unit, combiner(r)
+	return unit
 }
 
 func loadUnit(b []byte, unit int) uint64 {

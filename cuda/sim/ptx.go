@@ -30,16 +30,6 @@ var (
 	ptxParam   = regexp.MustCompile(`^\.param\s+(?:\.align\s+(\d+)\s+)?\.([a-z]+)(\d+)\s+(?:\.ptr\s+(?:\.[a-z]+\s+)*(?:\.align\s+\d+\s+)?)?[A-Za-z0-9_$%]+\s*(?:\[\s*(\d+)\s*\])?$`)
 )
 
-// lastPTX is the last minor version of each major version of PTX that is complete.
-var lastPTX = map[int]int{1: 5, 2: 3, 3: 2, 4: 3, 5: 0, 6: 5, 7: 8, 8: 8}
-
-// firstPTX is the version of PTX that brought a target. Targets that are not here
-// are older than any text is today.
-var firstPTX = map[int]ptxNumber{
-	70: {6, 0}, 72: {6, 1}, 75: {6, 3}, 80: {7, 0}, 86: {7, 1}, 87: {7, 4}, 89: {7, 8}, 90: {7, 8},
-	100: {8, 6}, 101: {8, 6}, 103: {8, 8}, 120: {8, 7}, 121: {8, 8},
-}
-
 // ptxNumber is a version of PTX.
 type ptxNumber struct{ major, minor int }
 
@@ -50,14 +40,7 @@ func (n ptxNumber) after(m ptxNumber) bool {
 func (n ptxNumber) String() string { return fmt.Sprintf("%d.%d", n.major, n.minor) }
 
 // newestPTX is the version of PTX that came with a version of CUDA: 9.0 with 13.0.
-// Some minor versions of CUDA brought none, which are taken to have their own.
-func newestPTX(cuda int) ptxNumber {
-	n := ptxNumber{cuda/1000 - 4, cuda % 1000 / 10}
-	if last, complete := lastPTX[n.major]; complete {
-		n.minor = min(n.minor, last)
-	}
-	return n
-}
+func newestPTX(cuda int) ptxNumber { return ptxNumber{cuda/1000 - 4, cuda % 1000 / 10} }
 
 // compiler is the one that a driver has for PTX: the newest version that it knows,
 // and the target of the device.
@@ -101,8 +84,7 @@ func (c compiler) readHead(text string) (rest string, err error) {
 	major, bad := strconv.Atoi(found[1])
 	minor, worse := strconv.Atoi(found[2])
 	version := ptxNumber{major, minor}
-	last, complete := lastPTX[major]
-	if bad != nil || worse != nil || version.after(c.newest) || major < c.newest.major && (!complete || minor > last) {
+	if bad != nil || worse != nil || version.after(c.newest) {
 		return "", fmt.Errorf("%w %s.%s; the newest is %v", errPTXVersion, found[1], found[2], c.newest)
 	}
 	rest = text[len(found[0]):]
@@ -112,9 +94,6 @@ func (c compiler) readHead(text string) (rest string, err error) {
 	target, err := strconv.Atoi(found[1])
 	if err != nil || target > c.target {
 		return "", fmt.Errorf("the .target sm_%s is higher than the device's, sm_%d", found[1], c.target)
-	}
-	if first := firstPTX[target]; first.after(version) {
-		return "", fmt.Errorf("PTX .version %v does not support .target sm_%d, which came with %v", version, target, first)
 	}
 	if ptxNarrow.MatchString(rest) {
 		return "", errors.New("an .address_size of 32 is not supported")

@@ -1,35 +1,20 @@
 package sim
 
 import (
-	"cmp"
 	"math"
 
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 )
 
-// combiner combines two units of a reduction, as bits.
-func combiner(r kernels.Reduction) func(a, b uint64) uint64 {
-	switch r.Op {
-	case kernels.And:
-		return func(a, b uint64) uint64 { return a & b }
-	case kernels.Or:
-		return func(a, b uint64) uint64 { return a | b }
-	case kernels.Xor:
-		return func(a, b uint64) uint64 { return a ^ b }
-	}
-	switch r.Element {
+// adder adds two units, as bits.
+func adder(e kernels.Element) func(a, b uint64) uint64 {
+	switch e {
 	case kernels.U32:
-		return integers(r.Op, func(v uint64) uint32 { return uint32(v) })
-	case kernels.S32:
-		return integers(r.Op, func(v uint64) int32 { return int32(v) })
-	case kernels.U64:
-		return integers(r.Op, func(v uint64) uint64 { return v })
-	case kernels.S64:
-		return integers(r.Op, func(v uint64) int64 { return int64(v) })
+		return func(a, b uint64) uint64 { return a + b } // the width is cut on storing
 	case kernels.F16:
-		return pairs(r.Op, fromHalf, toHalf)
+		return pairs(fromHalf, toHalf)
 	case kernels.BF16:
-		return pairs(r.Op, fromBrain, toBrain)
+		return pairs(fromBrain, toBrain)
 	case kernels.F32:
 		return func(a, b uint64) uint64 {
 			return uint64(math.Float32bits(math.Float32frombits(uint32(a)) + math.Float32frombits(uint32(b))))
@@ -41,53 +26,21 @@ func combiner(r kernels.Reduction) func(a, b uint64) uint64 {
 	}
 }
 
-func integers[T cmp.Ordered](op kernels.Op, of func(uint64) T) func(a, b uint64) uint64 {
-	switch op {
-	case kernels.Min:
-		return func(a, b uint64) uint64 {
-			if of(b) < of(a) {
-				return b
-			}
-			return a
-		}
-	case kernels.Max:
-		return func(a, b uint64) uint64 {
-			if of(b) > of(a) {
-				return b
-			}
-			return a
-		}
-	}
-	return func(a, b uint64) uint64 { return a + b } // the width is cut on storing
-}
-
-// pairs combines two 16-bit elements at a time.
-func pairs(op kernels.Op, from func(uint16) float32, to func(float32) uint16) func(a, b uint64) uint64 {
-	one := func(a, b uint16) uint16 {
-		x, y := from(a), from(b)
-		switch op {
-		case kernels.Min:
-			return to(choose16(x, y, x < y))
-		case kernels.Max:
-			return to(choose16(x, y, x > y))
-		}
-		return to(x + y)
-	}
-	return func(a, b uint64) uint64 {
-		return uint64(one(uint16(a), uint16(b))) | uint64(one(uint16(a>>16), uint16(b>>16)))<<16
-	}
+// pairs adds two 16-bit elements at a time.
+func pairs(from func(uint16) float32, to func(float32) uint16) func(a, b uint64) uint64 {
+	one := func(a, b uint16) uint64 { return uint64(to(from(a) + from(b))) }
+	return func(a, b uint64) uint64 { return one(uint16(a), uint16(b)) | one(uint16(a>>16), uint16(b>>16))<<16 }
 }
 
 // wideSum adds up units of 16-bit elements in 32 bits, and rounds once; nil for
-// other reductions.
-func wideSum(r kernels.Reduction) func(units []uint64) uint64 {
+// other elements.
+func wideSum(e kernels.Element) func(units []uint64) uint64 {
 	from, to := fromHalf, toHalf
-	switch {
-	case r.Op != kernels.Add:
-		return nil
-	case r.Element == kernels.BF16:
+	switch e {
+	case kernels.F16:
+	case kernels.BF16:
 		from, to = fromBrain, toBrain
-	case r.Element != kernels.F16:
+	default:
 		return nil
 	}
 	return func(units []uint64) uint64 {
@@ -102,17 +55,6 @@ func wideSum(r kernels.Reduction) func(units []uint64) uint64 {
 		}
 		return uint64(to(low)) | uint64(to(high))<<16
 	}
-}
-
-// choose16 prefers a number to what is none.
-func choose16(x, y float32, first bool) float32 {
-	switch {
-	case isNaN(x):
-		return y
-	case isNaN(y) || first:
-		return x
-	}
-	return y
 }
 
 func isNaN(f float32) bool { return math.IsNaN(float64(f)) }

@@ -123,7 +123,7 @@ func init() {
 				}
 				a.Value = binary.NativeEndian.Uint32(b)
 			case "sum":
-				a.Result = launch(kernels.Reduction{Element: kernels.U32, Op: kernels.Add}.AllReduce(), uint64(mc), uint64(1))
+				a.Result = launch(kernels.U32.AllReduce(), uint64(mc), uint64(1))
 			case "barrier":
 				a.Result = launch(kernels.Barrier, uint64(mc+64), uint64(own+64), next.Value, uint64(uintptr(never)))
 			case "free":

@@ -9,11 +9,11 @@ import (
 )
 
 func init() {
-	for _, r := range kernels.Reductions() {
-		if r.Element.UnitBytes() == 4 {
-			registerReduction[uint32](r)
+	for _, e := range kernels.Elements() {
+		if e.UnitBytes() == 4 {
+			registerReduction[uint32](e)
 		} else {
-			registerReduction[uint64](r)
+			registerReduction[uint64](e)
 		}
 	}
 	RegisterKernel(kernels.Broadcast, twinBroadcast)
@@ -21,25 +21,22 @@ func init() {
 	RegisterKernel(kernels.L2Norm, twinL2Norm)
 }
 
-// registerReduction registers the twins of a reduction, whose units are as large
-// as T.
-func registerReduction[T uint32 | uint64](r kernels.Reduction) {
-	unit := uint64(r.Element.UnitBytes())
-	RegisterKernel(r.AllReduce(), func(k *Kernel) {
+// registerReduction registers the twins of an element's reductions, whose units are as
+// large as T.
+func registerReduction[T uint32 | uint64](e kernels.Element) {
+	unit := uint64(e.UnitBytes())
+	RegisterKernel(e.AllReduce(), func(k *Kernel) {
 		mc := Param[uint64](k, 0)
 		inPieces(Param[uint64](k, 1), func(off uint64, n int) {
 			at := mc + off/twinElement*unit
-			MultimemStore(k, at, MultimemLoadReduce[T](k, r, at, n))
+			MultimemStore(k, at, MultimemLoadReduce[T](k, e, at, n))
 		})
 	})
-	if !r.HasRed() {
-		return
-	}
-	RegisterKernel(r.Red(), func(k *Kernel) {
+	RegisterKernel(e.Red(), func(k *Kernel) {
 		mc, src := Param[uint64](k, 0), Param[uint64](k, 1)
 		inPieces(Param[uint64](k, 2), func(off uint64, n int) {
 			at := off / twinElement * unit
-			MultimemReduce(k, r, mc+at, Load[T](k, src+at, n))
+			MultimemReduce(k, e, mc+at, Load[T](k, src+at, n))
 		})
 	})
 }
@@ -51,15 +48,13 @@ func twinBroadcast(k *Kernel) {
 	})
 }
 
-var arrival = kernels.Reduction{Element: kernels.U32, Op: kernels.Add}
-
 // arrive adds one to every replica of a counter, and waits until the device's own
 // has reached the target. It reports false where the word at abort ended that.
 func arrive(k *Kernel, mc, own uint64, target uint32, abort uint64) bool {
 	if k.LoadWord32(abort) != 0 {
 		return false
 	}
-	MultimemReduce(k, arrival, mc, []uint32{1})
+	MultimemReduce(k, kernels.U32, mc, []uint32{1})
 	for int32(k.LoadWord32(own)-target) < 0 {
 		if k.LoadWord32(abort) != 0 {
 			return false
@@ -92,6 +87,6 @@ func twinL2Norm(k *Kernel) {
 	if !arrive(k, Param[uint64](k, 4), Param[uint64](k, 5), Param[uint32](k, 6), Param[uint64](k, 8)) {
 		return
 	}
-	all := MultimemLoadReduce[float64](k, kernels.Reduction{Element: kernels.F64, Op: kernels.Add}, partialMC, 1)
+	all := MultimemLoadReduce[float64](k, kernels.F64, partialMC, 1)
 	Store(k, Param[uint64](k, 7), []float64{math.Sqrt(all[0])})
 }

@@ -14,11 +14,9 @@ const (
 // loading are the rules of what text is a module.
 var loading = []Case{
 	{
-		Name: "cuModuleLoadDataEx of PTX whose version there is not (7.9) or not yet, or is no pair of numbers",
+		Name: "cuModuleLoadDataEx of PTX whose version there is not yet, or is no pair of numbers",
 		Says: "UNSUPPORTED_PTX_VERSION (222); INVALID_PTX",
 		Run: loads([]text{
-			{"a minor version that there never was", ".version 7.9\n.target sm_70\n" + ptxBody, driver.UnsupportedPTX},
-			{"version 0", ".version 0.0\n.target sm_70\n" + ptxBody, driver.UnsupportedPTX},
 			{"a later version", ".version 99.0\n.target sm_70\n" + ptxBody, driver.UnsupportedPTX},
 			{"a version without a minor one", ".version 7\n.target sm_70\n" + ptxBody, driver.InvalidPTX},
 			{"two versions", ".version 7.0\n" + ptxHead + ptxBody, driver.InvalidPTX},
@@ -34,13 +32,12 @@ var loading = []Case{
 		}),
 	},
 	{
-		Name: "the same of PTX without a target, for a later device, and of a version before its target's",
+		Name: "the same of PTX without a target, and for a later device",
 		Says: "INVALID_PTX",
 		Run: loads([]text{
 			{"no target", ".version 7.0\n" + ptxBody, driver.InvalidPTX},
 			{"no target nor anything else", ".version 7.0\n", driver.InvalidPTX},
 			{"a target that there is not", ".version 7.0\n.target sm_999\n" + ptxBody, driver.InvalidPTX},
-			{"a version before its target's", ".version 6.0\n.target sm_80\n" + ptxBody, driver.InvalidPTX},
 		}),
 	},
 	{
