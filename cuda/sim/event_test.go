@@ -44,22 +44,6 @@ func TestWaitMeansTheRecordOfTheTime(t *testing.T) {
 	r.ok(r.EventSynchronize(r.ctx, e))
 }
 
-func TestEventBelongsToItsContext(t *testing.T) {
-	r := start(t, Options{})
-	other, res := r.CtxCreate(0, 0)
-	r.ok(res)
-	defer func() { r.ok(r.CtxDestroy(other)) }()
-	s := r.stream(0)
-	e, res := r.EventCreate(other, 0)
-	r.ok(res)
-	r.is(driver.InvalidHandle, r.EventRecord(r.ctx, e, s))
-	r.ok(r.EventRecord(other, e, driver.StreamNull))
-	r.ok(r.StreamWaitEvent(r.ctx, s, e)) // waiting across contexts is fine
-	r.ok(r.EventSynchronize(r.ctx, e))   // and so is asking
-	r.ok(r.EventDestroy(r.ctx, e))
-	r.is(driver.InvalidHandle, r.EventQuery(r.ctx, e))
-}
-
 func TestElapsedTime(t *testing.T) {
 	r := start(t, Options{})
 	from, to, s := r.event(), r.event(), r.stream(0)

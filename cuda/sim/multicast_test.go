@@ -309,13 +309,13 @@ func TestMulticastAddressesTakeMultimemOnly(t *testing.T) {
 		}, driver.IllegalAddress, undefined},
 		"write-value": {func(r *teamRig, m *member) driver.Result { return r.StreamWriteValue64(m.ctx, m.stream, m.mc, 1) },
 			driver.IllegalAddress, undefined},
-		"load":                          {kernel("sim_test_mc_load", mc), driver.IllegalAddress, undefined},
-		"store":                         {kernel("sim_test_mc_store", mc), driver.IllegalAddress, undefined},
-		"atomic":                        {kernel("sim_test_mc_atomic", mc), driver.IllegalAddress, undefined},
-		"multimem of the device's own":  {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.own }), driver.IllegalAddress, "takes multicast addresses only"},
-		"multimem behind the end":       {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.mc + chunk - 4 }), driver.MisalignedAddress, "not aligned"},
-		"multimem of nothing":           {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return 8 }), driver.IllegalAddress, "no memory of this machine"},
-		"an element of another size": {kernel("sim_test_mc_type", mc), driver.LaunchFailed, "int64 is not a unit of u32"},
+		"load":                         {kernel("sim_test_mc_load", mc), driver.IllegalAddress, undefined},
+		"store":                        {kernel("sim_test_mc_store", mc), driver.IllegalAddress, undefined},
+		"atomic":                       {kernel("sim_test_mc_atomic", mc), driver.IllegalAddress, undefined},
+		"multimem of the device's own": {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.own }), driver.IllegalAddress, "takes multicast addresses only"},
+		"multimem behind the end":      {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return m.mc + chunk - 4 }), driver.MisalignedAddress, "not aligned"},
+		"multimem of nothing":          {kernel("sim_test_mc_multimem", func(m *member) driver.Ptr { return 8 }), driver.IllegalAddress, "no memory of this machine"},
+		"an element of another size":   {kernel("sim_test_mc_type", mc), driver.LaunchFailed, "int64 is not a unit of u32"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			r := startTeam(t, WithMulticast(2), chunk)

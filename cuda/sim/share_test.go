@@ -5,14 +5,12 @@ package sim
 import (
 	"bytes"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -102,27 +100,6 @@ func TestExportKeepsContentsAndImportSeesThem(t *testing.T) {
 	}
 	require.Equal(t, before, r.free(), "importing takes no memory")
 	r.ok(r.MemRelease(h))
-}
-
-func TestOpenDescriptorPinsTheMemory(t *testing.T) {
-	needLinux(t)
-	r := start(t, Options{})
-	before := r.free()
-	h := r.create(chunk, on(0, driver.HandlePosixFD))
-	f := r.export(h)
-	dup, err := syscall.Dup(int(f.Fd()))
-	require.NoError(t, err)
-	r.ok(r.MemRelease(h))
-	require.Equal(t, before-chunk, r.free())
-	require.NoError(t, f.Close())
-	require.Equal(t, before-chunk, r.free(), "a duplicate pins it as well")
-	// What was given up comes back to life by an import.
-	again, res := r.MemImportFromShareableHandle(fdHandle(dup), driver.HandlePosixFD)
-	r.ok(res)
-	require.NoError(t, syscall.Close(dup))
-	require.Equal(t, before-chunk, r.free())
-	r.ok(r.MemRelease(again))
-	require.Equal(t, before, r.free())
 }
 
 func TestPinnedMemoryComesBackWhenItIsNeeded(t *testing.T) {
@@ -335,137 +312,6 @@ func opened() (*Machine, driver.Driver, error) {
 		return nil, nil, fmt.Errorf("init: %v", r)
 	}
 	return m, d, nil
-}
-
-func init() {
-	// The importer maps what it was given, adds 1 to each byte, and tells the
-	// sum; then it closes the descriptor, says so, and waits to be let go.
-	reexec.Register("sim: importer", func(c *reexec.Child) error {
-		m, d, err := opened()
-		if err != nil {
-			return err
-		}
-		h, r := d.MemImportFromShareableHandle(fdHandle(int(c.Files[0].Fd())), driver.HandlePosixFD)
-		if r != driver.Success {
-			return fmt.Errorf("import: %v: %v", r, m.Log())
-		}
-		if err := c.Files[0].Close(); err != nil {
-			return err
-		}
-		p, _ := d.MemAddressReserve(chunk, 0, 0)
-		if r := d.MemMap(p, chunk, 0, h); r != driver.Success {
-			return fmt.Errorf("map: %v", r)
-		}
-		b, err := m.Bytes(cuda.Ptr(p), chunk)
-		if err != nil {
-			return err
-		}
-		sum := 0
-		for i := range b {
-			sum += int(b[i])
-			b[i]++
-		}
-		if err := m.Poke(cuda.Ptr(p), b); err != nil {
-			return err
-		}
-		if err := c.Send(sum); err != nil {
-			return err
-		}
-		return c.Recv(&sum)
-	})
-	// The exporter creates memory and writes to it.
-	reexec.Register("sim: exporter", func(c *reexec.Child) error {
-		m, d, err := opened()
-		if err != nil {
-			return err
-		}
-		h, r := d.MemCreate(chunk, on(0, driver.HandlePosixFD))
-		if r != driver.Success {
-			return fmt.Errorf("create: %v", r)
-		}
-		p, _ := d.MemAddressReserve(chunk, 0, 0)
-		d.MemMap(p, chunk, 0, h)
-		if err := m.Poke(cuda.Ptr(p), pattern(chunk)); err != nil {
-			return err
-		}
-		s, r := d.MemExportToShareableHandle(h, driver.HandlePosixFD)
-		if r != driver.Success {
-			return fmt.Errorf("export: %v: %v", r, m.Log())
-		}
-		socket, err := c.Files[0].SyscallConn()
-		if err != nil {
-			return err
-		}
-		var sent error
-		err = socket.Write(func(fd uintptr) bool {
-			rights := syscall.UnixRights(int(binary.NativeEndian.Uint32(s[:])))
-			sent = syscall.Sendmsg(int(fd), []byte{0}, rights, nil, 0)
-			return true
-		})
-		if err != nil || sent != nil {
-			return fmt.Errorf("send: %w", errors.Join(err, sent))
-		}
-		var wait int
-		return c.Recv(&wait)
-	})
-}
-
-func TestImporterInAnotherProcess(t *testing.T) {
-	needLinux(t)
-	r := start(t, Options{})
-	before := r.free()
-	h := r.create(chunk, on(0, driver.HandlePosixFD))
-	p := r.view(h)
-	want, sum := pattern(chunk), 0
-	require.NoError(t, r.m.Poke(cuda.Ptr(p), want))
-	for i := range want {
-		sum += int(want[i])
-		want[i]++
-	}
-	f := r.export(h)
-	child := reexec.Command(t, "sim: importer")
-	child.ExtraFiles = []*os.File{f}
-	child.Start()
-	require.NoError(t, f.Close())
-	var got int
-	child.Recv(&got)
-	require.Equal(t, sum, got)
-	require.Equal(t, want, r.bytes(p, chunk))
-	// The child's mapping alone keeps the memory taken, until it dies.
-	r.ok(r.MemUnmap(p, chunk))
-	r.ok(r.MemRelease(h))
-	require.Equal(t, before-chunk, r.free())
-	child.Kill()
-	// The system tears down the mappings of a process that has exited in its own time.
-	require.Eventually(t, func() bool { return r.free() == before }, time.Minute, time.Millisecond)
-}
-
-func TestMemoryOutlivesItsMaker(t *testing.T) {
-	needLinux(t)
-	r := start(t, Options{})
-	ours, theirs := socketpair(t)
-	child := reexec.Command(t, "sim: exporter")
-	child.ExtraFiles = []*os.File{theirs}
-	child.Start()
-	oob := make([]byte, syscall.CmsgSpace(4))
-	var n int
-	conn, err := ours.SyscallConn()
-	require.NoError(t, err)
-	require.NoError(t, conn.Read(func(fd uintptr) bool {
-		_, n, _, _, err = syscall.Recvmsg(int(fd), make([]byte, 1), oob, syscall.MSG_CMSG_CLOEXEC)
-		return !errors.Is(err, syscall.EAGAIN)
-	}))
-	require.NoError(t, err)
-	messages, err := syscall.ParseSocketControlMessage(oob[:n])
-	require.NoError(t, err)
-	fds, err := syscall.ParseUnixRights(&messages[0])
-	require.NoError(t, err)
-	h, res := r.MemImportFromShareableHandle(fdHandle(fds[0]), driver.HandlePosixFD)
-	r.ok(res)
-	require.NoError(t, syscall.Close(fds[0]))
-	child.Kill()
-	require.Equal(t, pattern(chunk), r.bytes(r.view(h), chunk))
-	r.ok(r.MemRelease(h))
 }
 
 func socketpair(t *testing.T) (a, b *os.File) {

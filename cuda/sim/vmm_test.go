@@ -14,62 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestCreateChecksWhatIsAskedFor(t *testing.T) {
-	r := start(t, Options{})
-	fd, fabric := driver.HandlePosixFD, driver.HandleFabric
-	for _, row := range []struct {
-		what string
-		size uint64
-		prop driver.AllocationProp
-		want driver.Result
-	}{
-		{"device", chunk, on(0, 0), driver.Success},
-		{"device, descriptor", chunk, on(0, fd), driver.Success},
-		{"no size", 0, on(0, 0), driver.InvalidValue},
-		{"not a multiple", chunk + 4096, on(0, 0), driver.InvalidValue},
-		{"too much", 1 << 40, on(0, 0), driver.OutOfMemory},
-		{"no such device", chunk, on(99, 0), driver.InvalidDevice},
-		{"host, descriptor", chunk, at(driver.LocationHost, 0, fd), driver.InvalidValue},
-		{"host", chunk, at(driver.LocationHost, 0, 0), driver.Success},
-		{"node, descriptor", chunk, at(driver.LocationHostNUMA, 0, fd), driver.Success},
-		{"node -1", chunk, at(driver.LocationHostNUMA, -1, 0), driver.InvalidValue},
-		{"absent node", chunk, at(driver.LocationHostNUMA, 7, 0), driver.InvalidValue},
-		{"current node", chunk, at(driver.LocationHostNUMACurrent, 0, 0), driver.InvalidValue},
-		{"fabric", chunk, on(0, fabric), driver.NotPermitted},
-		{"fabric and descriptor", chunk, on(0, fabric|fd), driver.NotPermitted},
-	} {
-		want := row.want
-		if !osmem.Linux && (want == driver.Success || want == driver.NotPermitted) {
-			switch {
-			case row.prop.Location.Type != driver.LocationDevice:
-				want = driver.InvalidValue // no page can be placed
-			case row.prop.RequestedHandleTypes&fd != 0:
-				want = driver.NotSupported // no descriptor made
-			}
-		}
-		before := r.free()
-		h, res := r.MemCreate(row.size, row.prop)
-		require.Equal(t, want, res, row.what)
-		if res == driver.Success {
-			r.ok(r.MemRelease(h))
-		}
-		require.Equal(t, before, r.free(), row.what)
-	}
-}
-
-func TestCompressionIsGrantedWhereTheDeviceHasIt(t *testing.T) {
-	for _, has := range []int{1, 0} {
-		r := start(t, Options{Devices: []DeviceOptions{{Attributes: map[int]int{int(driver.AttrGenericCompression): has}}}})
-		p := on(0, 0)
-		p.Flags.CompressionType = driver.CompressionGeneric
-		h := r.create(chunk, p)
-		got, res := r.MemGetAllocationPropertiesFromHandle(h)
-		r.ok(res)
-		require.Equal(t, driver.CompressionType(has), got.Flags.CompressionType)
-		r.ok(r.MemRelease(h))
-	}
-}
-
 func TestMemoryLimitIsExact(t *testing.T) {
 	r := start(t, Options{Devices: []DeviceOptions{{Memory: 10 * MiB}}})
 	var all []driver.MemHandle
@@ -118,50 +62,6 @@ func TestFreshMemoryReadsZeroOrPoison(t *testing.T) {
 	}
 }
 
-func TestReserveRules(t *testing.T) {
-	r := start(t, Options{})
-	for _, row := range []struct {
-		size, align uint64
-		want        driver.Result
-	}{
-		{0, 0, driver.InvalidValue},
-		{4096, 0, driver.InvalidValue},
-		{chunk, 3, driver.InvalidValue},
-		{chunk, 1 << 30, driver.Success},
-		{1 << 40, 0, driver.Success},
-		{1 << 44, 0, driver.Success},
-		{1 << 46, 0, driver.Success},
-		{1 << 47, 0, driver.OutOfMemory},
-	} {
-		p, res := r.MemAddressReserve(row.size, row.align, 0)
-		require.Equal(t, row.want, res, "%#x aligned to %#x", row.size, row.align)
-		if res != driver.Success {
-			continue
-		}
-		require.Zero(t, uint64(p)%max(row.align, chunk))
-		r.is(driver.InvalidValue, r.MemAddressFree(p, row.size/2))
-		r.is(driver.InvalidValue, r.MemAddressFree(p+chunk, row.size))
-		r.ok(r.MemAddressFree(p, row.size))
-		r.is(driver.InvalidValue, r.MemAddressFree(p, row.size))
-	}
-}
-
-func TestReserveTakesTheHintWhereItIsFree(t *testing.T) {
-	r := start(t, Options{})
-	p := r.reserve(chunk)
-	q, res := r.MemAddressReserve(chunk, 0, p+chunk)
-	r.ok(res)
-	require.Equal(t, p+chunk, q)
-	other, res := r.MemAddressReserve(chunk, 0, p)
-	r.ok(res)
-	require.NotEqual(t, p, other)
-	// The two stay two.
-	r.is(driver.InvalidValue, r.MemAddressFree(p, 2*chunk))
-	for _, x := range []driver.Ptr{p, q, other} {
-		r.ok(r.MemAddressFree(x, chunk))
-	}
-}
-
 func TestFreedAddressesAreReusedLastOrFirst(t *testing.T) {
 	for _, reuse := range []bool{false, true} {
 		r := start(t, Options{ReuseAddresses: reuse})
@@ -171,47 +71,6 @@ func TestFreedAddressesAreReusedLastOrFirst(t *testing.T) {
 		require.Equal(t, reuse, p == q)
 		r.ok(r.MemAddressFree(q, chunk))
 	}
-}
-
-func TestMapRules(t *testing.T) {
-	r := start(t, Options{})
-	p := r.reserve(4 * chunk)
-	h := r.create(2*chunk, on(0, 0))
-	r.is(driver.NotSupported, r.MemMap(p, chunk, chunk, h))
-	r.is(driver.NotSupported, r.MemMap(p, chunk, 0, h))
-	r.is(driver.NotSupported, r.MemMap(p, 3*chunk, 0, h))
-	r.is(driver.InvalidValue, r.MemMap(p+4096, 2*chunk, 0, h))
-	r.is(driver.InvalidValue, r.MemMap(p+3*chunk, 2*chunk, 0, h)) // leaves the reservation
-	r.is(driver.InvalidValue, r.MemMap(0x1000_0000, 2*chunk, 0, h))
-	r.ok(r.MemMap(p, 2*chunk, 0, h))
-	r.is(driver.InvalidValue, r.MemMap(p+chunk, 2*chunk, 0, h)) // mapped already
-	r.ok(r.MemMap(p+2*chunk, 2*chunk, 0, h))                    // an alias
-	require.NoError(t, r.m.Poke(cuda.Ptr(p), []byte("both")))
-	require.Equal(t, []byte("both"), r.bytes(p+2*chunk, 4))
-
-	// The handle is one more reference; the memory outlives it.
-	again, res := r.MemRetainAllocationHandle(p + chunk + 5)
-	r.ok(res)
-	require.Equal(t, h, again)
-	r.ok(r.MemRelease(h))
-	r.ok(r.MemRelease(h))
-	again, res = r.MemRetainAllocationHandle(p)
-	r.ok(res)
-	require.Equal(t, h, again)
-	r.ok(r.MemRelease(h))
-	require.Equal(t, []byte("both"), r.bytes(p, 4))
-
-	r.is(driver.InvalidValue, r.MemUnmap(p, chunk))
-	r.is(driver.InvalidValue, r.MemUnmap(p, 3*chunk))
-	r.is(driver.InvalidValue, r.MemAddressFree(p, 4*chunk))
-	r.ok(r.MemUnmap(p, 4*chunk)) // several at once
-	r.ok(r.MemUnmap(p, 4*chunk)) // nothing is mapped
-	r.is(driver.InvalidValue, r.MemUnmap(p, 5*chunk))
-	_, res = r.MemRetainAllocationHandle(p)
-	r.is(driver.InvalidValue, res)
-	_, total := r.m.Memory(0)
-	require.Equal(t, total, r.free())
-	r.ok(r.MemAddressFree(p, 4*chunk))
 }
 
 func TestAccessRules(t *testing.T) {

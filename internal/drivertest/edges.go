@@ -122,6 +122,79 @@ var captureEnds = []Case{
 		},
 	},
 	{
+		Name: "a capturing stream waits for an event that was never recorded; another stream joins its capture and does nothing",
+		Says: "success, and the capture goes on",
+		Run: func(t *T) {
+			s, joined := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
+			never, e := t.newEvent(t.ctx), t.newEvent(t.ctx)
+			var wait, join driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				wait = t.D.StreamWaitEvent(t.ctx, s, never)
+				if join = t.D.EventRecord(t.ctx, e, s); join == driver.Success {
+					join = t.D.StreamWaitEvent(t.ctx, joined, e)
+				}
+			})
+			t.ok(wait, "wait")
+			t.ok(join, "join")
+			t.ok(end, "end")
+		},
+	},
+	{
+		Name: "a capturing stream waits for an event that another capture recorded",
+		Says: "STREAM_CAPTURE_MERGE (902), and both captures are invalidated",
+		Run: func(t *T) {
+			s, other := t.newStream(t.ctx, driver.StreamNonBlocking), t.newStream(t.ctx, driver.StreamNonBlocking)
+			e := t.newEvent(t.ctx)
+			var record, wait, theirs driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				theirs = t.capture(t.thread(), other, driver.CaptureRelaxed, func() {
+					record = t.D.EventRecord(t.ctx, e, other)
+					wait = t.D.StreamWaitEvent(t.ctx, s, e)
+				})
+			})
+			t.ok(record, "record")
+			t.returns(driver.CaptureMerge, wait, "wait")
+			t.returns(driver.CaptureInvalid, theirs, "end of the capture that recorded")
+			t.returns(driver.CaptureInvalid, end, "end of the capture that waited")
+		},
+	},
+	{
+		Name: "work, an event's record and a wait on a stream whose capture is invalidated",
+		Says: "STREAM_CAPTURE_INVALIDATED (901)",
+		Run: func(t *T) {
+			s, e := t.newStream(t.ctx, driver.StreamNonBlocking), t.newEvent(t.ctx)
+			var work, record, wait driver.Result
+			end := t.capture(t.thread(), s, driver.CaptureRelaxed, func() {
+				_ = t.D.StreamQuery(t.ctx, s) // invalidates it
+				work = t.D.MemsetD8Async(t.ctx, t.scratch, 0, 64, s)
+				record = t.D.EventRecord(t.ctx, e, s)
+				wait = t.D.StreamWaitEvent(t.ctx, s, e)
+			})
+			for what, r := range map[string]driver.Result{"memset": work, "record": record, "wait": wait, "end": end} {
+				t.returns(driver.CaptureInvalid, r, "%s", what)
+			}
+		},
+	},
+	{
+		Name: "cuStreamDestroy of a capturing stream that another stream has joined",
+		Says: "success, and the other stream captures no more",
+		Run: func(t *T) {
+			joined, e := t.newStream(t.ctx, driver.StreamNonBlocking), t.newEvent(t.ctx)
+			s, r := t.D.StreamCreate(t.ctx, driver.StreamNonBlocking)
+			t.ok(r, "create a stream")
+			t.ok(t.D.StreamBeginCapture(t.ctx, s, driver.CaptureRelaxed), "begin capture")
+			t.ok(t.D.EventRecord(t.ctx, e, s), "record")
+			t.ok(t.D.StreamWaitEvent(t.ctx, joined, e), "join")
+			t.ok(t.D.StreamDestroy(t.ctx, s), "destroy")
+			status, r := t.D.StreamIsCapturing(t.ctx, joined)
+			t.ok(r, "is-capturing of the joined stream")
+			if status != driver.CaptureNone {
+				t.Errorf("the joined stream reads capture status %v", status)
+			}
+			t.ok(t.D.StreamSynchronize(t.ctx, joined), "synchronize the joined stream")
+		},
+	},
+	{
 		Name: "a capture in one context while cuCtxSynchronize is called for another context of the device",
 		Says: "goes on: only the captures of that context are killed",
 		Run: func(t *T) {
