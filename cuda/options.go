@@ -40,9 +40,9 @@ type Options struct {
 	NamedStreamsOnly bool
 	// AllocationWait is how long an allocation that finds no memory waits at most
 	// for memory that comes back when the GPU has passed it: memory that was closed
-	// with CloseAfter or clipped with ClipAfter, and memory that pools have free. If
-	// it is zero, such an allocation waits only for teardowns in progress, a few
-	// milliseconds.
+	// with CloseAfter or clipped with ClipAfter, and memory that pools have free. 0 is a
+	// second. A negative value means never: such an allocation waits only for teardowns
+	// in progress, a few milliseconds.
 	AllocationWait time.Duration
 
 	driverHolder
@@ -83,6 +83,12 @@ func (o Options) config(closed func() error) core.Config {
 		NamedStreamsOnly: o.NamedStreamsOnly,
 		AllocationWait:   o.AllocationWait,
 		Close:            closed,
+	}
+	switch {
+	case c.AllocationWait == 0:
+		c.AllocationWait = time.Second
+	case c.AllocationWait < 0:
+		c.AllocationWait = 0
 	}
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

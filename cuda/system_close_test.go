@@ -183,3 +183,14 @@ func TestOpenBesideACloseThatStandsStill(t *testing.T) {
 		})
 	}
 }
+
+func TestTheBoundOfWaitingAllocations(t *testing.T) {
+	for option, bound := range map[time.Duration]time.Duration{0: time.Second, -1: 0, time.Minute: time.Minute} {
+		m, err := sim.New(sim.Options{})
+		require.NoError(t, err)
+		sys, err := m.OpenOwned(cuda.Options{AllocationWait: option})
+		require.NoError(t, err)
+		require.Equal(t, bound, core.SystemOf(sys).Config.AllocationWait)
+		require.NoError(t, sys.Close())
+	}
+}

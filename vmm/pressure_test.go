@@ -143,3 +143,28 @@ func TestGrowthTakesASmallerChunkWhereALargeOneDoesNotFit(t *testing.T) {
 	require.NoError(t, other.Close())
 	require.NoError(t, gputest.Err(b.AppendUndefined(20*kib64)))
 }
+
+// Without an option an append waits for what was closed while the GPU used it, as a pool
+// does, however many objects that are.
+func TestAnAppendWaitsForManyClosedBuffers(t *testing.T) {
+	m, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib, Granularity: kib64}}})
+	s := stream(t, d)
+	fill := func() (all []*vmm.Buffer) {
+		for range 64 * mib / (8 * kib64) {
+			b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * kib64, Chunks: vmm.FixedChunks(8 * kib64)})
+			require.NoError(t, err)
+			require.NoError(t, gputest.Err(b.AppendUndefined(8*kib64)))
+			all = append(all, b)
+		}
+		return all
+	}
+	release := m.Hold(s.Handle())
+	for _, b := range fill() {
+		require.NoError(t, s.Memset(b.Ptr(), 1, 100))
+		require.NoError(t, b.CloseAfter(s))
+	}
+	time.AfterFunc(100*time.Millisecond, release) // longer than the patience for teardowns in progress
+	for _, b := range fill() {
+		require.NoError(t, b.Close())
+	}
+}
