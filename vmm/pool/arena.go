@@ -189,35 +189,63 @@ func (t *totals) add(o totals) {
 	t.bytes += o.bytes
 }
 
-// freeCaptured frees a block of an arena, which is retired already. In the
-// capture that it was allocated in, its stream has it back at once; what other
-// streams of the capture use waits for the end. Outside of the capture it waits
-// for its own stream, too, since the next capture is not ordered behind that.
-func (p *Pool) freeCaptured(h *header, points ...point) error {
-	sh := h.home.shard
-	if h.home.ext != nil && h.home.ext.node != nil {
-		return h.home.ext.node.free(h, len(points) > 0)
+// freeCaptured frees a block of an arena. In the capture that it was allocated in, its
+// stream has it back at once; what other streams of the capture use waits for the end.
+// Outside of the capture it waits for its own stream, too, since the next capture is not
+// ordered behind that.
+func (p *Pool) freeCaptured(b Block, used ...point) error {
+	err := p.freeOfArena(b, used)
+	p.verify()
+	return err
+}
+
+func (p *Pool) freeOfArena(b Block, used []point) error {
+	h, sh := b.h, b.h.home.shard
+	if e := h.home.ext; e != nil && e.node != nil {
+		if err := sh.retireOnce(b, used); err != nil {
+			return err
+		}
+		return e.node.free(h, len(used) > 0)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var c *Capture
+	sh.mu.Lock()
 	if a := sh.arena; a != nil && a.running != nil && a.serial == h.capture {
 		c = a.running
 	}
+	sh.mu.Unlock()
+	until := used
 	if c == nil && !sh.stream.Gone() {
 		own := p.attach(sh.stream)
 		own.mu.Lock()
-		points = append(points, point{own, own.epoch})
+		until = append(until, point{own, own.epoch})
 		own.touched = own.epoch
 		own.mu.Unlock()
 	}
+	// Stale and waiting, or free, in one step: a Check meets nothing in between.
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if len(points) == 0 {
-		sh.put(h, sh.epoch)
-		return nil
+	if h.gen != b.gen {
+		return p.stale(b)
 	}
-	sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: points, capture: c})
+	sh.retire(h, used)
+	if len(until) == 0 {
+		sh.put(h, sh.epoch)
+	} else {
+		sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: until, capture: c})
+	}
+	return nil
+}
+
+// retireOnce is retire, unless the block is stale.
+func (sh *shard) retireOnce(b Block, used []point) error {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if b.h.gen != b.gen {
+		return sh.pool.stale(b)
+	}
+	sh.retire(b.h, used)
 	return nil
 }
 

@@ -121,11 +121,11 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 		sh.mu.Unlock()
 		return p.stale(b)
 	}
-	sh.retire(h, nil)
 	if sh.arena != nil {
 		sh.mu.Unlock()
-		return p.freeCaptured(h)
+		return p.freeCaptured(b)
 	}
+	sh.retire(h, nil)
 	sh.put(h, sh.epoch)
 	sh.mu.Unlock()
 	p.verify()
@@ -189,11 +189,11 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 		defer sh.mu.Unlock()
 		return p.stale(b)
 	}
-	sh.retire(h, points)
 	if sh.arena != nil {
 		sh.mu.Unlock()
-		return p.freeCaptured(h, points...)
+		return p.freeCaptured(b, points...)
 	}
+	sh.retire(h, points)
 	if len(points) == 0 {
 		sh.put(h, sh.epoch)
 	} else {

@@ -64,12 +64,12 @@ func (c *checker) must(ok bool, format string, args ...any) {
 // spans are sorted, apart, and made of mapped chunks.
 func (c *checker) spans(r *region) {
 	at := r.base
-	deferred := map[*span]bool{}
-	for _, l := range c.p.deferred {
-		deferred[l.span] = true
+	listed := map[*span]bool{}
+	for _, l := range slices.Concat(c.p.deferred, c.p.leaving) {
+		listed[l.span] = true
 	}
 	for _, s := range r.spans {
-		c.must(s.shard != nil || deferred[s] || r.rng.Left(r.off(s.from), s.bytes()) > 0, "the place %#x to %#x is no shard's, and nothing unmaps it", s.from, s.to)
+		c.must(s.shard != nil || listed[s] || r.rng.Left(r.off(s.from), s.bytes()) > 0, "the place %#x to %#x is no shard's, and nothing unmaps it", s.from, s.to)
 		c.must(s.from >= at && s.from < s.to && s.to <= r.end(), "span %#x to %#x after %#x in region %#x", s.from, s.to, at, r.base)
 		c.must(r.off(s.from)%r.chunk == 0 && s.bytes()%r.chunk == 0, "span %#x to %#x is not of whole chunks", s.from, s.to)
 		for i := r.index(at); i < r.index(s.from); i++ {

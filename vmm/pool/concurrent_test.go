@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -355,4 +356,37 @@ func TestFindBesideChunksThatChange(t *testing.T) {
 	users.Wait()
 	stop.Store(true)
 	finder.Wait()
+}
+
+// Check finds nothing beside frees of blocks that captures allocated.
+func TestCheckBesideFreesOfCapturedBlocks(t *testing.T) {
+	_, d := open(t, sim.Options{Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 512 * kib64}}})
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{})
+	done := make(chan struct{})
+	var checks sync.WaitGroup
+	checks.Go(func() {
+		for {
+			select {
+			case <-done:
+				return
+			default:
+				assert.NoError(t, p.Check())
+			}
+		}
+	})
+	for range 400 {
+		var b pool.Block
+		g, _ := captured(t, p, s, pool.CaptureOptions{}, func() (err error) {
+			b, err = p.Alloc(pool.Request{Bytes: 100000, Stream: s})
+			return err
+		})
+		assert.NoError(t, p.Free(b))
+		assert.NoError(t, g.Close())
+		if t.Failed() {
+			break
+		}
+	}
+	close(done)
+	checks.Wait()
 }

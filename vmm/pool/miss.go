@@ -44,6 +44,9 @@ func (p *Pool) provide(sh *shard, w *want, patient bool) error {
 	if w.kind == small {
 		return p.provideSlab(sh)
 	}
+	if p.stay() {
+		return nil // which may be enough
+	}
 	if p.isLarge(w) {
 		p.askDeferred() // so that old places serve it
 	}

@@ -119,7 +119,10 @@ package pool
 //
 // The pool gives back what it has beyond its greatest need of the last Options.Decay to
 // twice that, in pieces, with pauses for what the driver does to released memory
-// (upkeep.go). Only the timer pays for that: a stream's peak is counted anyway.
+// (upkeep.go). Only the timer pays for that: a stream's peak is counted anyway. A free
+// extent has the epoch of the latest free in it, so beside steady work on a stream its
+// largest one is never of an epoch that has passed. What is to go is cut out of it first,
+// and goes when the GPU has passed that; a request that would need new memory puts it back.
 //
 // # Captures
 //

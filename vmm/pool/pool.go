@@ -86,6 +86,7 @@ type Pool struct {
 	idle          []*phys.Handle         // chunks that are mapped nowhere
 	deferred      []run                  // old places of chunks that moved, whose unmap is deferred
 	deferredBytes uint64
+	leaving       []run     // set apart, to be trimmed once the GPU has passed them
 	missed        time.Time // when a chunk moved last
 	upkeep        upkeep
 	retired       totals // of shards that are gone

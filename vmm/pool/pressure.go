@@ -159,7 +159,7 @@ func (r *escalation) find(s *shortage) error {
 		switch r.step {
 		case lookAgain:
 			p.advanceAll()
-			if p.passes.Load() != r.seen {
+			if p.stay() || p.passes.Load() != r.seen {
 				return nil
 			}
 		case trimOwn:

@@ -92,7 +92,6 @@ func (r *segmentReader) slab(reg *region, i int, c *chunk) {
 		if owner == nil {
 			owner, of = sh, sl
 			s := sh.segment(SlabSegment, at, reg.chunk, reg.chunk)
-			s.pin(c, r.pool)
 			if sl != nil {
 				s.Slot = int(sl.slot)
 			}
@@ -149,11 +148,6 @@ func (r *segmentReader) spans(reg *region) {
 			r.add(&e.header, at, uint64(e.end()-at)) // an extent that grew meanwhile counts from here
 			at = e.end()
 			e = e.next
-		}
-		for i := reg.index(from); i < reg.index(at-1)+1; i++ {
-			if reg.at(i) >= from {
-				s.pin(reg.chunks[i].Load(), r.pool)
-			}
 		}
 		s.Bytes += int(at - from)
 		if of = sp; e == sp.tail {

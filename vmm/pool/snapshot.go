@@ -41,8 +41,7 @@ type Segment struct {
 	Stream uintptr `json:"stream"`
 	// Arena reports whether it is kept for a capture, or for its graph.
 	Arena bool `json:"arena,omitempty"`
-	// Pinned chunks never move, because peers were granted access to them, or other
-	// processes may hold them.
+	// Pinned chunks never move, because peers were granted access to them.
 	Pinned int `json:"pinned,omitempty"`
 	// Parts are the blocks and the holes between them, by address, without a
 	// gap.
@@ -135,17 +134,16 @@ func (p *Pool) Snapshot() Snapshot {
 		}
 	}
 	s.Segments = r.segments
+	for i := range s.Segments {
+		if seg := &s.Segments[i]; !p.moves() {
+			seg.Pinned = seg.Bytes / seg.Chunk
+		}
+	}
 	return s
 }
 
 func (sh *shard) segment(kind SegmentKind, ptr driver.Ptr, bytes, chunk uint64) Segment {
 	return Segment{Ptr: cuda.Ptr(ptr), Bytes: int(bytes), Kind: kind, Chunk: int(chunk), Stream: uintptr(sh.stream.Handle), Arena: sh.arena != nil}
-}
-
-func (s *Segment) pin(c *chunk, p *Pool) {
-	if len(p.access) > 1 || c.handle.Exported() {
-		s.Pinned++
-	}
 }
 
 func (s *Segment) hole(at driver.Ptr, size uint64) { s.Parts = addHole(s.Parts, at, size) }

@@ -2,6 +2,8 @@ package pool
 
 import (
 	"fmt"
+	"math"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -106,12 +108,17 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, err error) {
 	n := int(min((need+p.chunk-1)/p.chunk, piece))
 	p.mu.Lock()
-	var runs []run
-	p.eachOffer(func(sh *shard) bool {
-		more, k := p.cutHoles(sh, n, sh.passed.Load(), false)
-		runs, n = append(runs, more...), n-k
-		return n > 0
-	})
+	runs := p.takeLeaving(n)
+	for _, r := range runs {
+		n -= r.chunks()
+	}
+	if n > 0 {
+		p.eachOffer(func(sh *shard) bool {
+			more, k := p.cutHoles(sh, n, sh.passed.Load())
+			runs, n = append(runs, more...), n-k
+			return n > 0
+		})
+	}
 	old := p.otherPlaces(runs)
 	p.mu.Unlock()
 	for _, r := range old {
@@ -130,6 +137,50 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 		freed += gone
 	}
 	return freed, len(runs) > 0, err
+}
+
+// setApart cuts up to need bytes out of free extents whatever their epoch, to be trimmed when
+// the GPU has passed them, and reports whether any is set apart. A free block is coalesced
+// with what is free beside it, which then has the block's epoch: beside steady work on a
+// stream its largest extent would never be of an epoch that has passed.
+func (p *Pool) setApart(need uint64) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := int((need + p.chunk - 1) / p.chunk); len(p.leaving) == 0 {
+		p.eachOffer(func(sh *shard) bool {
+			more, k := p.cutHoles(sh, n, math.MaxUint64)
+			p.leaving, n = append(p.leaving, more...), n-k
+			return n > 0
+		})
+	}
+	return len(p.leaving) > 0
+}
+
+// takeLeaving takes runs that were set apart and that the GPU has passed, until they are n
+// chunks. The caller holds mu.
+func (p *Pool) takeLeaving(n int) (passed []run) {
+	p.leaving = slices.DeleteFunc(p.leaving, func(r run) bool {
+		take := n > 0 && r.epoch <= r.shard.passed.Load()
+		if take {
+			passed = append(passed, r)
+			n -= r.chunks()
+		}
+		return take
+	})
+	return passed
+}
+
+// stay puts back what was set apart, for a request that lacks memory, and reports whether
+// there was any.
+func (p *Pool) stay() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.leaving {
+		p.putBack(r)
+	}
+	n := len(p.leaving)
+	p.leaving = nil
+	return n > 0
 }
 
 // underPressure gives memory back for an allocation outside of the pool that found none.
@@ -176,6 +227,7 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 // trimPatiently is trim in pieces, between which it sleeps if others may go on, and
 // lets idle streams pass.
 func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint64, err error) {
+	defer p.stay()
 	for w := (patience{}); ; {
 		inFlight := p.advanceAll()
 		for {
@@ -185,6 +237,7 @@ func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint
 				return freed, err
 			}
 			if n < step {
+				inFlight = p.setApart(need-freed) || inFlight
 				break
 			}
 			sleep(0)

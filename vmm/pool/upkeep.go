@@ -174,12 +174,16 @@ func (p *Pool) decayed() (after time.Duration) {
 		return after
 	}
 	p.advanceAll()
-	freed, err := p.trim("pool upkeep", min(u.excess, piece*p.chunk))
+	step := min(u.excess, piece*p.chunk)
+	freed, err := p.trim("pool upkeep", step)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give back what it did not need", "error", err)
 	}
 	if freed == 0 {
-		u.excess = 0 // what is free has not passed, or is in use by now: the next window tells
+		if err == nil && p.setApart(step) {
+			return min(after, busyUpkeep)
+		}
+		u.excess = 0 // what is free is in use by now, or cannot be given back: the next window tells
 		return after
 	}
 	u.excess -= min(u.excess, freed)
@@ -206,7 +210,9 @@ func (p *Pool) askDeferred() {
 //
 //	a shard's ──cut──► run ──put back──► the shard's
 //	                    ├──mapped elsewhere──► deferred ──GPU has passed──► unmapped
-//	                    └──trimmed──► unmapped
+//	                    ├──trimmed──► unmapped
+//	                    └──set apart──► leaving ──GPU has passed──► trimmed
+//	                                       └──a request lacks memory──► put back
 type run struct {
 	shard *shard
 	reg   *region
@@ -222,14 +228,14 @@ func (p *Pool) moves() bool { return len(p.access) == 1 }
 // gap: from the smallest holes first, which serve least as they are. The caller
 // holds mu and the shard's lock.
 func (p *Pool) cut(sh *shard, g *growth, upTo uint64) {
-	runs, n := p.cutHoles(sh, g.n-g.have, upTo, true)
+	runs, n := p.cutHoles(sh, g.n-g.have, upTo)
 	g.runs = append(g.runs, runs...)
 	g.have += n
 }
 
 // cutHoles cuts up to n free chunks out of one shard, to move them, or to give them
 // back. The caller holds mu and the shard's lock.
-func (p *Pool) cutHoles(sh *shard, n int, upTo uint64, move bool) (runs []run, got int) {
+func (p *Pool) cutHoles(sh *shard, n int, upTo uint64) (runs []run, got int) {
 	sh.rest()
 	var holes []*extent
 	for e, found := sh.free.atLeast(p.chunk), 0; e != nil && found < n; e = sh.free.after(e) {
@@ -242,10 +248,7 @@ func (p *Pool) cutHoles(sh *shard, n int, upTo uint64, move bool) (runs []run, g
 		if got >= n {
 			break
 		}
-		from, k := e.loose(n-got, move)
-		if k == 0 {
-			continue
-		}
+		from, k := e.loose(n - got)
 		reg, epoch := e.reg, e.epoch
 		s := reg.cut(sh, e, from, from+driver.Ptr(uint64(k)*reg.chunk))
 		runs = append(runs, run{sh, reg, s, epoch})
@@ -266,21 +269,15 @@ func (e *extent) whole() int {
 
 // loose is the run of at most n chunks that goes from the extent: at the end
 // that has nothing behind it, so that the hole does not become two.
-func (e *extent) loose(n int, move bool) (from driver.Ptr, k int) {
-	r := e.reg
-	lo, hi := r.index(r.up(e.ptr)), r.index(r.up(e.ptr))+e.whole()
-	may := func(i int) bool {
-		return !move || !r.chunks[i].Load().handle.Exported()
-	}
+func (e *extent) loose(n int) (from driver.Ptr, k int) {
+	k = min(n, e.whole())
 	if e.prev.state == wall && e.next.state != wall {
-		for k = 0; k < n && lo+k < hi && may(lo+k); k++ {
-		}
-		return r.at(lo), k
+		return e.reg.up(e.ptr), k
 	}
-	for k = 0; k < n && hi-k > lo && may(hi-k-1); k++ {
-	}
-	return r.at(hi - k), k
+	return e.reg.down(e.end()) - driver.Ptr(uint64(k)*e.reg.chunk), k
 }
+
+func (r run) chunks() int { return r.reg.index(r.span.to) - r.reg.index(r.span.from) }
 
 func (r run) handles() (all []*phys.Handle) {
 	for i := r.reg.index(r.span.from); i < r.reg.index(r.span.to); i++ {
@@ -363,7 +360,7 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 		if r.epoch > r.shard.passed.Load() {
 			continue
 		}
-		if r.reg.index(r.span.to)-r.reg.index(r.span.from) > piece {
+		if r.chunks() > piece {
 			p.deferredBytes -= piece * r.reg.chunk
 			r = p.frontOf(r, piece)
 		} else {

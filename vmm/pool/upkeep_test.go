@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/vmm/pool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -22,6 +23,52 @@ func TestDecay(t *testing.T) {
 	require.NoError(t, s.Synchronize())
 	require.Eventually(t, func() bool { return p.Stats().Reserved < 20*mib }, patience, time.Millisecond)
 	free(t, p, kept)
+}
+
+// Decay and Trim give back what is free beside steady work on a stream, whose latest frees
+// the GPU has never passed: what is freed is coalesced with the largest free extent.
+func TestFreeMemoryGoesBesideSteadyWork(t *testing.T) {
+	for name, give := range map[string]func(p *pool.Pool) error{
+		"decay": func(p *pool.Pool) error { p.Tend(300 * mib); return nil },
+		"trim":  func(p *pool.Pool) error { _, err := p.Trim(300 * mib); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := open(t)
+			s := stream(t, d)
+			p := newPool(t, d, pool.Options{Decay: time.Hour})
+			free(t, p, alloc(t, p, s, 400*mib))
+			n := 0
+			m.OnCall(func(call string) {
+				if call == "cuEventQuery" { // the pool looks how far the stream is, which works on
+					n++
+					free(t, p, alloc(t, p, s, mib+n%2*mib/2))
+				}
+			})
+			for tries := 0; tries < 100 && p.Stats().Reserved > 120*mib; tries++ {
+				require.NoError(t, give(p))
+				require.NoError(t, s.Synchronize())
+			}
+			m.OnCall(nil)
+			require.NoError(t, p.Check())
+			require.Less(t, p.Stats().Reserved, 120*mib)
+		})
+	}
+}
+
+// What decay has set apart serves a request that would need new memory.
+func TestWhatIsSetApartServesARequest(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	p := newPool(t, d, pool.Options{Decay: time.Hour, Limit: 64 * mib})
+	hold(t, m, s)
+	b := alloc(t, p, s, 64*mib)
+	require.NoError(t, s.Memset(b.Ptr(), 1, mib))
+	free(t, p, b)
+	p.Tend(64 * mib)
+	m.ResetCounts()
+	require.NoError(t, p.Check())
+	free(t, p, alloc(t, p, s, 64*mib))
+	require.Empty(t, calls(m)["cuMemCreate"])
 }
 
 // Decay keeps what is needed again and again.
@@ -93,18 +140,15 @@ func TestATrimGoesInPieces(t *testing.T) {
 	free(t, p, alloc(t, p, s, 512*mib))
 	require.NoError(t, s.Synchronize())
 	var unmaps atomic.Int32
-	served := make(chan int32, 1)
+	var at int32
+	served := make(chan pool.Block, 1)
 	m.OnCall(func(call string) {
 		if call == "cuMemUnmap" && unmaps.Add(1) == 1 {
 			go func() {
 				b, err := p.Alloc(pool.Request{Bytes: mib, Stream: other})
-				served <- unmaps.Load()
-				if err == nil {
-					err = p.Free(b)
-				}
-				if err != nil {
-					t.Error(err)
-				}
+				at = unmaps.Load()
+				assert.NoError(t, err)
+				served <- b
 			}()
 			time.Sleep(5 * time.Millisecond)
 		}
@@ -112,7 +156,7 @@ func TestATrimGoesInPieces(t *testing.T) {
 	_, err := p.Trim(0)
 	require.NoError(t, err)
 	m.OnCall(nil)
-	at := <-served
+	free(t, p, <-served)
 	require.Equal(t, 32, int(unmaps.Load()))
 	t.Logf("served after %d of 32 pieces", at)
 }
