@@ -152,13 +152,8 @@ func (p *Pool) giveBack() error {
 		return err
 	}
 	p.mu.Lock()
-	regions, stuck := slices.Concat(p.regions[:]...), p.stuck
+	regions := slices.Concat(p.regions[:]...)
 	p.mu.Unlock()
-	for _, res := range stuck {
-		if err := res.Close(); err != nil {
-			return err
-		}
-	}
 	for _, r := range regions {
 		if err := r.res.Close(); err != nil {
 			return err

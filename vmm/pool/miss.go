@@ -177,7 +177,7 @@ func (p *Pool) create(g *growth) error {
 	return nil
 }
 
-// clear unmaps the old places in the gap. Where it fails the place is lost.
+// clear unmaps the old places in the gap.
 func (p *Pool) clear(g *growth) (err error) {
 	for _, r := range g.old {
 		gone, failed := g.reg.vacate(allocOp, g.reg.index(r.span.from), g.reg.index(r.span.to))
@@ -235,11 +235,17 @@ func (r *region) mapAt(at int, chunks []*phys.Handle, access []driver.AccessDesc
 
 // commit makes the gap the shard's, or, after an error, leaves everything as it was.
 func (p *Pool) commit(sh *shard, g *growth, err error) {
+	lost := false
+	defer func() {
+		if lost {
+			_ = p.loseSpan(allocOp, g.reg, g.span, err) // which the request's error says
+		}
+	}()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var epoch uint64
 	if err != nil {
-		p.giveUp(g)
+		lost = p.giveUp(g)
 	} else {
 		for _, r := range g.runs {
 			if r.shard == sh { // another shard's has passed
@@ -261,10 +267,9 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 	}
 }
 
-// giveUp puts back what was gathered, and the gap's place, unless a failure left
-// memory there: such a place is lost, and its memory goes with the region. The caller
-// holds mu.
-func (p *Pool) giveUp(g *growth) {
+// giveUp puts back what was gathered, and the gap's place, unless a failure left memory
+// there: it reports whether the place is lost. The caller holds mu.
+func (p *Pool) giveUp(g *growth) (isLost bool) {
 	if len(g.old) > 0 { // nothing was unmapped or mapped yet
 		p.release(g)
 		g.reg.remove(g.span)
@@ -272,7 +277,7 @@ func (p *Pool) giveUp(g *growth) {
 			g.reg.add(r.span)
 			p.addDeferred(r)
 		}
-		return
+		return false
 	}
 	lost := map[*phys.Handle]bool{}
 	for i := range g.n {
@@ -290,6 +295,7 @@ func (p *Pool) giveUp(g *growth) {
 	if len(lost) == 0 {
 		g.reg.remove(g.span)
 	}
+	return len(lost) > 0
 }
 
 // newChunk makes memory within the limit. The error of a chunk that cannot be had

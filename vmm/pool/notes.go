@@ -140,9 +140,8 @@ package pool
 //
 // Growing rolls back. New chunks that could not be mapped are idle, and serve the next
 // growth or trim; chunks that were to move are where they were. If the driver does not
-// even undo, or does not unmap, the place is lost: it is never used again, its memory
-// counts as the pool's, and it goes when Close closes the range. Close tries again what a
-// release or the closing of a range left over.
+// even undo, or does not unmap, the place is lost (lost.go): the System's list of leftovers
+// has it and tries again. Until then it is out of use, and its memory counts as the pool's.
 //
 // Pool.Check compares lists, trees, counters and the driver's mappings. With the build
 // tag invariants every operation ends with it.

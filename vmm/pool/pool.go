@@ -82,7 +82,6 @@ type Pool struct {
 	nodes         map[driver.Ptr]*extent // what graphs allocate
 	shards        []*shard               // appended to, or replaced, so that all need not copy it
 	regions       [kinds][]*region       // by what they serve
-	stuck         []*vmm.Reservation     // ranges that could not be given back
 	idle          []*phys.Handle         // chunks that are mapped nowhere
 	deferred      []run                  // old places of chunks that moved, whose unmap is deferred
 	deferredBytes uint64

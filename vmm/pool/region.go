@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/ranges"
@@ -253,7 +254,7 @@ func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error
 }
 
 // closeEmpty gives back the ranges of empty regions, and reports whether there were any.
-// Close tries again if that fails. The caller holds addresses.
+// The caller holds addresses.
 func (p *Pool) closeEmpty() (closed bool) {
 	p.mu.Lock()
 	empty := slices.DeleteFunc(slices.Concat(p.regions[:]...), func(r *region) bool { return !r.empty() })
@@ -262,13 +263,10 @@ func (p *Pool) closeEmpty() (closed bool) {
 	}
 	p.mu.Unlock()
 	for _, r := range empty {
-		if r.res.Close() == nil {
-			closed = true
-			continue
+		err := r.res.Close()
+		if closed = closed || err == nil; err != nil {
+			p.sys.Left("address range", 0, core.NoDevice, err, r.res.Close)
 		}
-		p.mu.Lock()
-		p.stuck = append(p.stuck, r.res)
-		p.mu.Unlock()
 	}
 	return closed
 }

@@ -337,10 +337,11 @@ func (p *Pool) takeRoom() (reg *region, at int, err error) {
 func (p *Pool) discard(op string, reg *region, at int) (gone uint64, err error) {
 	gone, err = reg.vacate(op, at, at+1)
 	p.gave(gone)
-	if err == nil {
-		p.giveRoom(reg, at)
+	if err != nil {
+		return gone, p.lose(op, reg, at, at+1, err, func() { p.giveRoom(reg, at) })
 	}
-	return gone, err
+	p.giveRoom(reg, at)
+	return gone, nil
 }
 
 // giveRoom gives back the place of a chunk. Nothing is mapped there.

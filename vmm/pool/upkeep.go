@@ -352,8 +352,7 @@ func (p *Pool) frontOf(r run, n int) run {
 const piece = 8
 
 // unmapPassed unmaps a piece of a deferred run that has passed, and reports whether
-// there was any. Where it fails it is unknown what is mapped there: the place is
-// lost, and what is left of its memory goes with the region.
+// there was any.
 func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	p.mu.Lock()
 	for i, r := range p.deferred {
@@ -424,17 +423,17 @@ func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
 	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
 	p.gave(gone)
 	r.shard.keep(-1)
-	if err == nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		r.reg.remove(r.span)
+	if err != nil {
+		return gone, p.loseSpan(op, r.reg, r.span, err)
 	}
-	return gone, err
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r.reg.remove(r.span)
+	return gone, nil
 }
 
 // vacate unmaps chunks that nothing uses, and returns the bytes of memory that
-// went: that of chunks which are mapped nowhere else. What is left after a failure
-// is lost. It unmaps a piece at a time, so that a miss can map in between.
+// went: that of chunks which are mapped nowhere else. It unmaps a piece at a time, so that a miss can map in between.
 func (r *region) vacate(op string, from, to int) (gone uint64, err error) {
 	for ; from < to; from += piece {
 		n, failed := r.vacatePiece(op, from, min(from+piece, to))
