@@ -57,7 +57,7 @@ var byCall = map[callResult]explanation{
 	{driver.CallMemSetAccess, driver.InvalidDevice}: {errs.NotSupported,
 		"the device cannot reach that memory: check peer access between the two"},
 	{driver.CallMemImportFromShareableHandle, driver.Unknown}: {errs.InvalidArgument,
-		"the descriptor is not an exported CUDA allocation"},
+		"the descriptor is not an exported CUDA allocation; on the software driver the two processes must give the same Folder, or none (sim.Options, CUVMM_SIM)"},
 	{driver.CallMemImportFromShareableHandle, driver.InvalidHandle}: {errs.InvalidArgument,
 		"the handle's exporter is gone or has released the memory, or is in another clique or IMEX domain: is it alive, does it hold a lease, and are both cluster UUIDs and cliques the same (nvidia-imex-ctl -N)?"},
 	{driver.CallMemImportFromShareableHandle, driver.NotPermitted}: {errs.NotPermitted,

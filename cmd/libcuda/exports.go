@@ -704,23 +704,6 @@ func cuvmm_sim_MemHostGetDevicePointer(dev *C.uint64_t, p unsafe.Pointer, flags 
 	return 0
 }
 
-//export cuvmm_sim_PointerGetAttribute
-func cuvmm_sim_PointerGetAttribute(value *C.uint64_t, a C.int32_t, p C.uint64_t) C.int32_t {
-	if value == nil {
-		return C.int32_t(driver.InvalidValue)
-	}
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	v0, res := lib.PointerGetAttribute(0, driver.PointerAttribute(a), driver.Ptr(p))
-	if res != driver.Success {
-		return code(res)
-	}
-	*value = C.uint64_t(v0)
-	return 0
-}
-
 //export cuvmm_sim_MemAddressReserve
 func cuvmm_sim_MemAddressReserve(p *C.uint64_t, size C.size_t, align C.size_t, hint C.uint64_t, flags C.uint64_t) C.int32_t {
 	if p == nil || flags != 0 {

@@ -2,6 +2,7 @@
 
 package main
 
+// #include <stdlib.h>
 // #include "libcuda.h"
 import "C"
 
@@ -9,10 +10,21 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/environ"
 )
+
+// What the program set in its environment before it loaded the library counts.
+func init() {
+	environ.Lookup = func(name string) string {
+		c := C.CString(name)
+		defer C.free(unsafe.Pointer(c))
+		return C.GoString(C.getenv(c))
+	}
+}
 
 // machine is the machine that the library's calls use. The first call makes it, unless a
 // test has set it.

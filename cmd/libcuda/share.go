@@ -93,3 +93,30 @@ func cuvmm_sim_MulticastCreate(h *C.uint64_t, p *C.cuvmm_multicast) C.int32_t {
 	}
 	return code(r)
 }
+
+// PointerGetAttribute writes as many bytes as the attribute has, since programs pass an int
+// or less.
+//
+//export cuvmm_sim_PointerGetAttribute
+func cuvmm_sim_PointerGetAttribute(value *C.uint64_t, a C.int32_t, p C.uint64_t) C.int32_t {
+	if value == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	attribute := driver.PointerAttribute(a)
+	v, r := d.PointerGetAttribute(0, attribute, driver.Ptr(p))
+	if r == driver.Success {
+		switch out := unsafe.Pointer(value); attribute.Bytes() {
+		case 1:
+			*(*uint8)(out) = uint8(v)
+		case 4:
+			*(*uint32)(out) = uint32(v)
+		default:
+			*(*uint64)(out) = v
+		}
+	}
+	return code(r)
+}

@@ -147,8 +147,33 @@ func TestAWrongEnvironmentIsSaid(t *testing.T) {
 	cmd.Env = append(os.Environ(), sim.MachineEnv+`={"Device": []}`)
 	out, err := cmd.CombinedOutput()
 	require.Error(t, err)
-	require.Contains(t, string(out), `libcuda (software driver): sim: the environment variable CUVMM_SIM is "{\"Device\": []}"`)
+	require.Contains(t, string(out), `libcuda (software driver): sim.NewFromEnvironment: invalid argument: the environment variable CUVMM_SIM is "{\"Device\": []}"`)
 	require.Contains(t, string(out), "cuDriverGetVersion returns 802, want 0")
+}
+
+// What a program sets before it loads the library describes the machine: Go's copy of the
+// environment is that of the process's start.
+func TestAProgramSetsTheMachineBeforeItLoadsTheLibrary(t *testing.T) {
+	library, dir := shared(t), t.TempDir()
+	program := filepath.Join(dir, "sets")
+	require.NoError(t, os.WriteFile(program+".c", []byte(`
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(int argc, char **argv) {
+    int n = 0;
+    setenv("CUVMM_SIM", "{\"Devices\": [{}, {}, {}]}", 1);
+    void *lib = argc > 1 ? dlopen(argv[1], RTLD_NOW) : NULL;
+    if (lib == NULL) return 1;
+    ((int (*)(unsigned))dlsym(lib, "cuInit"))(0);
+    ((int (*)(int *))dlsym(lib, "cuDeviceGetCount"))(&n);
+    printf("%d", n);
+    return 0;
+}`), 0o600))
+	output(t, exec.CommandContext(t.Context(), needs.Program(t, "cc"), "-o", program, program+".c", "-ldl"))
+	cmd := exec.CommandContext(t.Context(), program, library)
+	cmd.Env = environment(t, sim.Options{})
+	require.Equal(t, "3", output(t, cmd))
 }
 
 // A thread may get the number of one that ended with contexts on its stack.

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -18,6 +20,13 @@ type arena struct {
 	arena *pool.Arena
 	going map[uint64]*pool.Capture // by the driver's number
 	kept  []*pool.Capture          // ended; their graphs may be launched
+}
+
+// released is an arena whose owner is done with it, until its memory is the pool's again.
+type released struct {
+	*arena
+	mu   sync.Mutex // held over the wait for the device
+	done bool
 }
 
 func (e *entry) openArena() (uint64, error) {
@@ -92,23 +101,55 @@ func (e *entry) releaseArena(number uint64) error {
 	}
 	err := a.end()
 	delete(e.arenas, number)
+	r := &released{arena: a}
+	e.released = append(e.released, r)
 	e.mu.Unlock()
 	background(func() {
-		time.Sleep(settling)
-		const op = "cuvmm_arena_release"
-		in := core.SystemOf(e.dev)
-		if err := in.WaitDevices(op, []driver.Device{driver.Device(e.dev.Ordinal())}); err != nil {
-			in.Config.Log.Error("cuvmm: the memory of released graphs stays with the pool", "error", err)
-			return
-		}
-		var err error
-		for _, c := range a.kept {
-			err = errors.Join(err, c.Close())
-		}
-		if err = errors.Join(err, a.arena.Close()); err != nil {
-			in.Config.Log.Error("cuvmm: the memory of released graphs could not be given back", "error", err)
+		for pause := settling; ; pause = min(2*pause, time.Minute) {
+			time.Sleep(pause)
+			err := e.giveBack(r)
+			if err == nil {
+				return
+			}
+			core.SystemOf(e.dev).Config.Log.Error("cuvmm: the memory of released graphs stays with the pool, which tries again", "error", err)
 		}
 	})
+	return err
+}
+
+// giveBack returns the memory of a released arena to the pool, after all work of the device.
+func (e *entry) giveBack(r *released) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.done {
+		return nil
+	}
+	err := core.SystemOf(e.dev).WaitDevices("cuvmm_arena_release", []driver.Device{driver.Device(e.dev.Ordinal())})
+	if err != nil {
+		return err
+	}
+	for _, c := range r.kept {
+		err = errors.Join(err, c.Close())
+	}
+	if err = errors.Join(err, r.arena.arena.Close()); err != nil {
+		return err
+	}
+	r.done = true
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.released = slices.DeleteFunc(e.released, func(o *released) bool { return o == r })
+	return nil
+}
+
+// giveBackAll is giveBack for all released arenas: the pool is about to be closed, and what
+// its owner released must not keep it open.
+func (e *entry) giveBackAll() (err error) {
+	e.mu.Lock()
+	all := slices.Clone(e.released)
+	e.mu.Unlock()
+	for _, r := range all {
+		err = errors.Join(err, e.giveBack(r))
+	}
 	return err
 }
 

@@ -11,7 +11,17 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/environ"
 )
+
+// What the program set in its environment before it loaded the library counts.
+func init() {
+	environ.Lookup = func(name string) string {
+		c := C.CString(name)
+		defer C.free(unsafe.Pointer(c))
+		return C.GoString(C.getenv(c))
+	}
+}
 
 // call runs do, and turns its error or its panic into a status.
 func call(e *C.cuvmm_error, do func() error) (status C.int32_t) {

@@ -8,10 +8,8 @@ import "C"
 
 import (
 	"encoding/json"
-	"fmt"
 	"unsafe"
 
-	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -114,20 +112,14 @@ func goResetPeaks(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
 //export goRecordHistory
 func goRecordHistory(handle, events C.uint64_t, e *C.cuvmm_error) C.int32_t {
 	return onPool(handle, e, func(p *entry) error {
-		switch {
-		case events == 0:
+		if events == 0 {
 			p.pool.StopHistory()
-		case events > maxEvents:
-			return errs.Invalid("cuvmm_record_history", fmt.Sprintf("%d events", events), fmt.Sprintf("keep at most %d", maxEvents))
-		default:
+		} else {
 			p.pool.StartHistory(pool.HistoryOptions{Events: int(events)})
 		}
 		return nil
 	})
 }
-
-// maxEvents is the most that pool.HistoryOptions takes.
-const maxEvents = 1 << 22
 
 //export goSnapshot
 func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {

@@ -41,6 +41,11 @@ int32_t cuvmm_refuse_child(cuvmm_error *e) {
 		"(start workers with the spawn method, or keep GPU work out of them)");
 }
 
+int32_t cuvmm_check_events(uint64_t events, cuvmm_error *e) {
+	enum { most = 1 << 22 }; // what the pool's HistoryOptions take
+	return events <= most ? CUVMM_OK : cuvmm_say(e, CUVMM_INVALID, "a history of too many events (keep at most 4194304)");
+}
+
 // ENTER refuses children of fork, and out-parameters that are NULL.
 #define ENTER(out)                             \
 	if (forked) return cuvmm_refuse_child(e); \
@@ -129,6 +134,8 @@ int32_t cuvmm_reset_peaks(uint64_t pool, cuvmm_error *e) {
 
 int32_t cuvmm_record_history(uint64_t pool, uint64_t events, cuvmm_error *e) {
 	if (forked) return cuvmm_refuse_child(e);
+	int32_t refused = cuvmm_check_events(events, e);
+	if (refused != CUVMM_OK) return refused;
 	CROSS(goRecordHistory(pool, events, e));
 }
 

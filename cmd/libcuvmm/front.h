@@ -20,6 +20,9 @@ int32_t cuvmm_refuse_child(cuvmm_error *e);
 // cuvmm_say fills in an error, and returns its status.
 int32_t cuvmm_say(cuvmm_error *e, int32_t status, const char *message);
 
+// cuvmm_check_events refuses a length of the history that no pool takes.
+int32_t cuvmm_check_events(uint64_t events, cuvmm_error *e);
+
 #ifdef __cplusplus
 }
 #endif

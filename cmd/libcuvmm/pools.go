@@ -29,6 +29,7 @@ type entry struct {
 	used     map[uintptr][]*cuda.Stream // blocks that further streams use
 	marked   atomic.Int64               // len(used)
 	arenas   map[uint64]*arena
+	released []*released
 	last     uint64 // the number of the latest arena
 	segments map[uintptr]*vmm.Buffer
 	closed   bool // to new segments
@@ -95,7 +96,11 @@ func closePool(handle uint64) error {
 	if err := e.endSegments(); err != nil {
 		return err
 	}
-	if err := e.pool.Close(); err != nil {
+	err = e.giveBackAll()
+	if err == nil {
+		err = e.pool.Close()
+	}
+	if err != nil {
 		e.mu.Lock()
 		e.closed = false
 		e.mu.Unlock()

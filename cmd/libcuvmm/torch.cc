@@ -86,7 +86,10 @@ uint64_t pool_of(int device) {
 	uint64_t pool = 0;
 	Error e;
 	if (cuvmm_pool_open(&o, &pool, &e) != CUVMM_OK) fail(e);
-	if (state.history != 0 && cuvmm_record_history(pool, state.history, &e) != CUVMM_OK) fail(e);
+	if (state.history != 0 && cuvmm_record_history(pool, state.history, &e) != CUVMM_OK) {
+		cuvmm_pool_close(pool, nullptr);
+		fail(e);
+	}
 	state.pools[device].store(pool, std::memory_order_release);
 	if (state.end.load() <= device) state.end.store(device + 1);
 	return pool;
@@ -195,6 +198,7 @@ void cuvmm_torch_segment_free(void *segment, ssize_t, int device, void *stream) 
 
 void cuvmm_torch_memory_fraction(double fraction, int device) {
 	if (!(fraction > 0 && fraction <= 1)) throw std::invalid_argument("cuvmm: a memory fraction of " + std::to_string(fraction) + ": use more than 0 and at most 1");
+	refuse_child();
 	uint64_t pool = pool_of(device);
 	size_t total = 0;
 	Error e;
@@ -204,6 +208,7 @@ void cuvmm_torch_memory_fraction(double fraction, int device) {
 
 // cuvmm_torch_limit limits the device's pool to a number of bytes; 0 is no limit.
 int32_t cuvmm_torch_limit(int device, int64_t bytes, cuvmm_error *e) {
+	if (cuvmm_forked()) return cuvmm_refuse_child(e); // whose locks other threads of the parent may have held
 	try {
 		return cuvmm_set_limit(pool_of(device), bytes, e);
 	} catch (const std::exception &x) {
@@ -215,8 +220,9 @@ int32_t cuvmm_torch_limit(int device, int64_t bytes, cuvmm_error *e) {
 // opened later.
 int32_t cuvmm_torch_history(uint64_t events, cuvmm_error *e) {
 	if (cuvmm_forked()) return cuvmm_refuse_child(e);
+	int32_t status = cuvmm_check_events(events, e);
+	if (status != CUVMM_OK) return status;
 	std::lock_guard<std::mutex> lock(state.opening);
-	int32_t status = CUVMM_OK;
 	each([&](uint64_t pool) { return (status = cuvmm_record_history(pool, events, e)) != CUVMM_OK; });
 	if (status == CUVMM_OK) state.history = events;
 	return status;

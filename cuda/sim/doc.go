@@ -33,7 +33,9 @@
 //
 // # Processes
 //
-// Processes share memory by file descriptor whether or not they are on one machine.
+// Processes share memory by file descriptor if none of them gives [Options.Folder], or all
+// give the same one: an import by a process that gives another, or none, fails with
+// CUDA_ERROR_UNKNOWN. The environment variable CUVMM_SIM can give it to all.
 // Processes that give [Options.Folder] are on one machine: its limits hold for
 // all of them together, and memory is taken while any of them holds it. The
 // folder has the machine's books (a record for each process and each piece of

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/environ"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // The environment variables that describe the software driver's machine if the
@@ -23,6 +24,8 @@ const (
 	FaultsEnv  = "CUVMM_SIM_FAULTS"
 )
 
+const environmentOp = "sim.NewFromEnvironment"
+
 // NewFromEnvironment makes the machine that the environment variables CUVMM_SIM
 // and CUVMM_SIM_FAULTS describe; without them, that of zero Options. The caller
 // closes it.
@@ -37,7 +40,7 @@ func NewFromEnvironment() (*Machine, error) {
 	}
 	for i, f := range faults {
 		if wrong := f.wrong(); wrong != "" {
-			return nil, fmt.Errorf("sim: fault %d of the environment variable %s: %s", i, FaultsEnv, wrong)
+			return nil, errs.Invalid(environmentOp, fmt.Sprintf("fault %d of the environment variable %s: %s", i, FaultsEnv, wrong), "")
 		}
 	}
 	m, err := New(o)
@@ -58,23 +61,36 @@ func fromEnvironment(name string, to any) error {
 	d := json.NewDecoder(bytes.NewReader([]byte(text)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(to); err != nil {
-		return fmt.Errorf("sim: the environment variable %s is %q: %w; write %s", name, text, err, form(to))
+		return errs.New(errs.Failure{Op: environmentOp, Kind: errs.InvalidArgument, Asked: fmt.Sprintf("the environment variable %s is %q", name, text), Hint: "write " + form(to), Err: err})
 	}
 	if d.More() {
-		return fmt.Errorf("sim: the environment variable %s is %q: there is more after its value", name, text)
+		return errs.Invalid(environmentOp, fmt.Sprintf("the environment variable %s is %q: there is more after its value", name, text), "")
 	}
 	return nil
 }
 
-// form describes the JSON that a variable takes: its fields by name.
+// form describes the JSON that a variable takes: its fields by name, and theirs.
 func form(to any) string {
 	t, kind := reflect.TypeOf(to).Elem(), "a JSON object"
 	if t.Kind() == reflect.Slice {
 		t, kind = t.Elem(), "a JSON array of objects"
 	}
-	var names []string
+	return fmt.Sprintf("%s with fields of %s", kind, fields(t))
+}
+
+// fields lists the fields of a struct of this package, and those of the structs in it.
+func fields(t reflect.Type) string {
+	var names, inside []string
 	for i := range t.NumField() {
-		names = append(names, t.Field(i).Name)
+		f := t.Field(i)
+		names = append(names, f.Name)
+		of := f.Type
+		if of.Kind() == reflect.Slice {
+			of = of.Elem()
+		}
+		if of.Kind() == reflect.Struct {
+			inside = append(inside, fmt.Sprintf(" (%s: %s)", f.Name, fields(of)))
+		}
 	}
-	return fmt.Sprintf("%s with fields of sim.%s: %s", kind, t.Name(), strings.Join(names, ", "))
+	return fmt.Sprintf("sim.%s: %s%s", t.Name(), strings.Join(names, ", "), strings.Join(inside, ""))
 }

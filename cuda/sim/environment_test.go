@@ -3,6 +3,7 @@ package sim_test
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
@@ -46,6 +47,8 @@ func TestAWrongEnvironmentIsNamed(t *testing.T) {
 	for _, c := range []struct{ machine, faults, want string }{
 		{"{", "", `CUVMM_SIM is "{"`},
 		{`{"Device": []}`, "", `unknown field "Device"; write a JSON object with fields of sim.Options: Devices, Visible, Folder`},
+		{`{"Devices": [{"Memori": 1}]}`, "", `unknown field "Memori"; write a JSON object with fields of sim.Options: Devices, Visible, Folder`},
+		{`{"Devices": [{"Memori": 1}]}`, "", "(Devices: sim.DeviceOptions: Name, UUID, Memory, "},
 		{`{"Devices": [{"Memory": 1}]}`, "", "device 0 has 1 bytes of Memory; it must be from 65536 to 1099511627776 (from the environment variable CUVMM_SIM)"},
 		{"", `{"Call": "cuInit"}`, "write a JSON array of objects with fields of sim.Fault: Call, After"},
 		{"{} {}", "", "more after its value"},
@@ -58,5 +61,6 @@ func TestAWrongEnvironmentIsNamed(t *testing.T) {
 		t.Setenv(sim.FaultsEnv, c.faults)
 		_, err := sim.NewFromEnvironment()
 		require.ErrorContains(t, err, c.want)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
 }

@@ -37,7 +37,10 @@ func (m *Machine) join(o Options) error {
 	}
 	var there hardware
 	if err = json.Unmarshal(books.Description(), &there); err == nil {
-		err = differ(here, there)
+		if other := differ(here, there); other != "" {
+			_ = books.Close()
+			return errs.Invalid("sim.New", fmt.Sprintf("the machine in folder %s: %s", o.Folder, other), "give all processes the same options, or take another folder")
+		}
 	}
 	if err == nil {
 		err = books.Join()
@@ -57,14 +60,13 @@ func (m *Machine) join(o Options) error {
 	return nil
 }
 
-// differ describes how the machine in the folder differs from the one in the options.
-func differ(here, there hardware) error {
-	const remedy = "give all processes the same options, or take another folder"
+// differ describes how the machine in the folder differs from the one in the options, if it does.
+func differ(here, there hardware) string {
 	switch {
 	case len(here.Devices) != len(there.Devices):
-		return fmt.Errorf("it has %s, these options say %d; %s", errs.Count(len(there.Devices), "device"), len(here.Devices), remedy)
+		return fmt.Sprintf("it has %s, these options say %d", errs.Count(len(there.Devices), "device"), len(here.Devices))
 	case here.HostMemory != there.HostMemory:
-		return fmt.Errorf("it has HostMemory %d, these options say %d; %s", there.HostMemory, here.HostMemory, remedy)
+		return fmt.Sprintf("it has HostMemory %d, these options say %d", there.HostMemory, here.HostMemory)
 	}
 	for i := range here.Devices {
 		a, b := reflect.ValueOf(here.Devices[i]), reflect.ValueOf(there.Devices[i])
@@ -79,11 +81,11 @@ func differ(here, there hardware) error {
 			if reflect.DeepEqual(mine.Interface(), its.Interface()) {
 				continue
 			}
-			return fmt.Errorf("its device %d has %s %s, these options say %s; %s",
-				i, a.Type().Field(f).Name, inWords(its.Interface()), inWords(mine.Interface()), remedy)
+			return fmt.Sprintf("its device %d has %s %s, these options say %s", i,
+				a.Type().Field(f).Name, inWords(its.Interface()), inWords(mine.Interface()))
 		}
 	}
-	return nil
+	return ""
 }
 
 func inWords(v any) string {
@@ -102,7 +104,7 @@ func (m *Machine) openBooked(fd int) (*memory, driver.Result) {
 		l, err = readLabel(tail, size)
 	}
 	if err != nil || l.Kind == labelDMABuf || !m.books.Is(l.ID, fd) {
-		m.note("import of descriptor %d: it is not memory that a process on this machine's folder exported (%v)", fd, err)
+		m.note("import of descriptor %d: it is not memory that a process on this machine's folder exported (%v): give all processes the same Folder (%s)", fd, err, MachineEnv)
 		return nil, driver.Unknown
 	}
 	return m.importBooked(l)

@@ -3,8 +3,10 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Options describes a machine. The zero value is one device with 16 GiB of
@@ -145,43 +147,49 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// wrong refuses options; what to do about it is behind the semicolon.
+func wrong(format string, args ...any) error {
+	asked, hint, _ := strings.Cut(fmt.Sprintf(format, args...), "; ")
+	return errs.Invalid("sim.New", asked, hint)
+}
+
 func (o Options) check() error {
 	if o.HostMemory < leastMemory || o.HostMemory > mostMemory {
-		return fmt.Errorf("sim: Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, leastMemory, mostMemory)
+		return wrong("Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, leastMemory, mostMemory)
 	}
 	if r := o.MulticastRecommended; r < 0 || r&(r-1) != 0 || r > maxGranularity {
-		return fmt.Errorf("sim: Options.MulticastRecommended is %d; it must be a power of two up to %d", r, maxGranularity)
+		return wrong("Options.MulticastRecommended is %d; it must be a power of two up to %d", r, maxGranularity)
 	}
 	if o.DriverVersion < 1000 || o.DriverVersion >= 100_000 {
-		return fmt.Errorf("sim: Options.DriverVersion is %d; count as CUDA does: 13.0 is 13000", o.DriverVersion)
+		return wrong("Options.DriverVersion is %d; count as CUDA does: 13.0 is 13000", o.DriverVersion)
 	}
 	for i, v := range o.Visible {
 		if v < 0 || v >= len(o.Devices) || slices.Contains(o.Visible[:i], v) {
-			return fmt.Errorf("sim: Visible lists device %d; list each of the %d devices at most once", v, len(o.Devices))
+			return wrong("Visible lists device %d; list each of the %d devices at most once", v, len(o.Devices))
 		}
 	}
 	if o.Fabric.open() && o.Folder == "" {
-		return fmt.Errorf("sim: Options.Fabric has channels, but there is no Folder: processes share a fabric on one machine only")
+		return wrong("Options.Fabric has channels, but there is no Folder; processes share a fabric on one machine only")
 	}
 	seen := map[[16]byte]int{}
 	for i, d := range o.Devices {
 		switch {
 		case d.Granularity&(d.Granularity-1) != 0 || d.Granularity < minGranularity || d.Granularity > maxGranularity:
-			return fmt.Errorf("sim: device %d has Granularity %d; it must be a power of two from %d to %d",
+			return wrong("device %d has Granularity %d; it must be a power of two from %d to %d",
 				i, d.Granularity, minGranularity, maxGranularity)
 		case d.Memory < leastMemory || d.Memory > mostMemory:
-			return fmt.Errorf("sim: device %d has %d bytes of Memory; it must be from %d to %d",
+			return wrong("device %d has %d bytes of Memory; it must be from %d to %d",
 				i, d.Memory, leastMemory, mostMemory)
 		case d.ContextMemory < 0 || d.ContextMemory >= d.Memory:
-			return fmt.Errorf("sim: device %d has %d bytes of ContextMemory; it must be from 0 to less than its Memory, %d", i, d.ContextMemory, d.Memory)
+			return wrong("device %d has %d bytes of ContextMemory; it must be from 0 to less than its Memory, %d", i, d.ContextMemory, d.Memory)
 		}
 		if j, ok := seen[d.UUID]; ok {
-			return fmt.Errorf("sim: devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)
+			return wrong("devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)
 		}
 		seen[d.UUID] = i
 		for _, peer := range d.Unreachable {
 			if peer < 0 || peer >= len(o.Devices) || peer == i {
-				return fmt.Errorf("sim: device %d lists device %d as Unreachable; that must be another of the %d devices", i, peer, len(o.Devices))
+				return wrong("device %d lists device %d as Unreachable; that must be another of the %d devices", i, peer, len(o.Devices))
 			}
 		}
 	}

@@ -272,7 +272,7 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		err = errLabel
 	}
 	if err != nil {
-		m.note("import of descriptor %d: %v", fd, err)
+		m.note("import of descriptor %d: %v: if its exporter gave a Folder, this process must give the same (%s)", fd, err, MachineEnv)
 		return nil, driver.Unknown
 	}
 	mem, r := m.imported(l)

@@ -180,14 +180,26 @@ const (
 // 4 for unified memory; PointerRangeStart and PointerRangeSize describe the
 // allocation that holds the address.
 const (
-	PointerContext       PointerAttribute = 1
-	PointerMemoryType    PointerAttribute = 2
-	PointerIsManaged     PointerAttribute = 8
-	PointerDeviceOrdinal PointerAttribute = 9
+	PointerContext       PointerAttribute = 1 // 8 bytes
+	PointerMemoryType    PointerAttribute = 2 // 4 bytes
+	PointerIsManaged     PointerAttribute = 8 // 1 byte, as all truth values
+	PointerDeviceOrdinal PointerAttribute = 9 // 4 bytes
 	PointerRangeStart    PointerAttribute = 11
 	PointerRangeSize     PointerAttribute = 12
 	PointerMapped        PointerAttribute = 13
 )
+
+// Bytes returns how many bytes of the caller's the attribute's value takes, of those that
+// the library does not ask for, too.
+func (a PointerAttribute) Bytes() int {
+	switch a {
+	case PointerIsManaged, 10 /* legacy IPC */, PointerMapped, 15 /* RDMA */ :
+		return 1
+	case PointerMemoryType, 6 /* synchronous copies */, PointerDeviceOrdinal, 16 /* access */ :
+		return 4
+	}
+	return 8
+}
 
 // Attachments of managed memory: to every stream of every device, to none
 // until a stream is named, or to one stream (never at the allocation).

@@ -12,5 +12,10 @@ func Get(name string) string {
 	if secure() {
 		return ""
 	}
-	return os.Getenv(name)
+	return Lookup(name)
 }
+
+// Lookup finds a variable's value. A shared library for programs in other languages sets it
+// when it is loaded, to C's getenv: Go's copy of the environment is that of the process's
+// start, which has nothing of what the program set before it loaded the library.
+var Lookup = os.Getenv

@@ -17,7 +17,7 @@ from typing import Any, List
 
 from cuvmm import _torch_library as front
 
-from .support import await_that, environment, lacks
+from .support import environment, lacks
 
 INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
 
@@ -172,7 +172,7 @@ class Library(unittest.TestCase):
         self.ok("arena_end", self.pool, arena)
         self.ok("arena_release", self.pool, arena)
         self.assertEqual(self.call("arena_release", self.pool, arena), CLOSED)
-        await_that(lambda: self.call("pool_close", self.pool) != IN_USE, "the arena is given back")
+        self.ok("pool_close", self.pool)  # at once
         self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
 
     def test_an_arena_that_is_none(self) -> None:
@@ -185,7 +185,7 @@ class Library(unittest.TestCase):
         self.ok("arena_release", self.pool, arena)
         for wrong in (arena.value, 99):
             self.assertEqual(self.call("alloc", self.pool, c_size_t(1000), c_void_p(0), c_uint64(wrong), byref(c_void_p())), CLOSED)
-        await_that(lambda: self.call("pool_close", self.pool) != IN_USE, "the arena is given back")
+        self.ok("pool_close", self.pool)  # at once
         self.ok("pool_open", byref(Options(ctypes.sizeof(Options), 0, 0)), byref(self.pool))
 
     def test_peaks_begin_anew(self) -> None:
@@ -306,6 +306,83 @@ class Library(unittest.TestCase):
             assert alloc() == 0
         """
         return subprocess.run([sys.executable, "-c", textwrap.dedent(begin) + textwrap.dedent(code)], env=environment(), capture_output=True, text=True, timeout=120)
+
+    def run_library(self, code: str, **variables: str) -> None:
+        """Runs code that loads the library in a process of its own."""
+        begin = """
+            import ctypes, os, signal, threading, time
+            from ctypes import byref, c_size_t, c_uint64, c_void_p
+            from cuvmm import _torch_library as front
+            from tests.test_libcuvmm import Options
+            def load():
+                global lib, error
+                lib, error = ctypes.CDLL(os.environ["CUVMM_LIBCUVMM"]), front.CError(size=ctypes.sizeof(front.CError))
+                lib.cuvmm_torch_alloc.restype = c_void_p
+                lib.cuvmm_torch_alloc.argtypes = [ctypes.c_ssize_t, ctypes.c_int, c_void_p]
+            def open_pool(device=0):
+                pool = c_uint64()
+                return lib.cuvmm_pool_open(byref(Options(ctypes.sizeof(Options), device, 0)), byref(pool), byref(error)), pool
+        """
+        code = textwrap.dedent(begin) + textwrap.dedent(code)
+        done = subprocess.run([sys.executable, "-c", code], env={**environment(), **variables}, capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done.stdout)
+
+    def test_what_the_program_sets_before_it_loads_the_library_counts(self) -> None:
+        self.run_library("""
+            os.environ["CUVMM_SIM"] = '{"Devices": [{}, {}, {"Memory": 1073741824}]}'
+            load()
+            assert open_pool(2)[0] == 0, error.message
+            total = c_size_t()
+            assert lib.cuvmm_total_memory(open_pool(2)[1], byref(total), byref(error)) == 0 and total.value == 1 << 30
+        """)
+        self.run_library("""
+            os.environ["CUVMM_DRIVER"] = "nothing"
+            load()
+            assert open_pool()[0] != 0 and b'driver "nothing"' in error.message, error.message
+        """)
+
+    def test_a_history_that_no_pool_takes(self) -> None:
+        self.run_library("""
+            load()
+            assert lib.cuvmm_torch_history(c_uint64(2**64 - 1), byref(error)) == 1, error.message
+            assert lib.cuvmm_torch_alloc(1000, 0, None)
+            assert lib.cuvmm_torch_history(c_uint64((1 << 22) + 1), byref(error)) == 1 and b"4194304" in error.message
+            assert lib.cuvmm_torch_history(c_uint64(1 << 22), byref(error)) == 0
+        """)
+
+    def test_limits_in_a_child_of_fork(self) -> None:
+        """Also if another thread of the parent is inside the library at the fork."""
+        self.run_library("""
+            load()
+            assert lib.cuvmm_torch_alloc(1000, 0, None)
+            over = False
+            def busy():
+                while not over:
+                    lib.cuvmm_torch_history(c_uint64(1 << 20), None)
+            thread = threading.Thread(target=busy)
+            thread.start()
+            for _ in range(20):
+                time.sleep(0.001)
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(5)
+                    os._exit(lib.cuvmm_torch_limit(1, ctypes.c_int64(1 << 20), byref(error)))
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+            over = True
+            thread.join()
+        """)
+
+    def test_a_pool_closes_after_a_wait_for_its_arenas_that_failed(self) -> None:
+        self.run_library("""
+            load()
+            status, pool = open_pool()
+            arena, block = c_uint64(), c_void_p()
+            assert status == 0 and lib.cuvmm_alloc(pool, c_size_t(1000), None, c_uint64(0), byref(block), byref(error)) == 0
+            assert lib.cuvmm_free(pool, block, byref(error)) == 0
+            assert lib.cuvmm_arena_open(pool, byref(arena), byref(error)) == 0 and lib.cuvmm_arena_release(pool, arena, byref(error)) == 0
+            assert lib.cuvmm_pool_close(pool, byref(error)) != 6, error.message
+            assert lib.cuvmm_pool_close(pool, byref(error)) in (0, 5), error.message
+        """, CUVMM_SIM_FAULTS='[{"Call": "cuEventSynchronize", "Result": 999}]')
 
     def test_a_second_go_runtime(self) -> None:
         """The package refuses to load the library beside another one with Go's runtime."""

@@ -208,6 +208,13 @@ static void memory(void *s) {
     TRUE(called == 1);
     OK(cuPointerGetAttribute, (void *, int, uint64_t), &word, 12, p);
     TRUE(word == 64);
+    const struct { int attribute; size_t bytes; } narrow[] = {{2, 4}, {8, 1}, {9, 4}, {13, 1}};
+    for (size_t i = 0; i < sizeof narrow / sizeof *narrow; i++) { // what lies beside the value stays
+        memset(&word, 0xAB, sizeof word);
+        OK(cuPointerGetAttribute, (void *, int, uint64_t), &word, narrow[i].attribute, p);
+        for (size_t b = narrow[i].bytes; b < sizeof word; b++) TRUE(((uint8_t *)&word)[b] == 0xAB);
+        TRUE(*(uint8_t *)&word < 4);
+    }
     void *no_memory = (void *)8;
     GIVES(INVALID_VALUE, cuMemFreeHost, (void *), no_memory);
     GIVES(INVALID_VALUE, cuMemcpyHtoD_v2, (uint64_t, const void *, size_t), p, no_memory, 8);
