@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -33,6 +34,7 @@ type entry struct {
 	last     uint64 // the number of the latest arena
 	segments map[uintptr]*vmm.Buffer
 	closed   bool // to new segments
+	peers    []vmm.Access
 }
 
 var (
@@ -81,9 +83,43 @@ func openPool(device, limit int) (uint64, error) {
 	}
 	e := &entry{dev: dev, pool: p, used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}}
 	e.streams.Store(&map[uintptr]*cuda.Stream{})
+	if all := pools.Load(); all != nil {
+		for _, other := range *all {
+			if err := errors.Join(e.grant(other.dev), other.grant(dev)); err != nil {
+				return 0, errors.Join(err, p.Close())
+			}
+		}
+	}
 	serial++
 	changeLocked(func(all map[uint64]*entry) { all[serial] = e })
 	return serial, nil
+}
+
+// grant lets another device of the process access the memory of the pool and its segments,
+// if it can: programs copy between the devices that they use.
+func (e *entry) grant(peer *cuda.Device) error {
+	if peer == e.dev {
+		return nil
+	}
+	if can, err := peer.CanAccess(e.dev); err != nil || !can {
+		return err
+	}
+	access := vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}
+	if err := e.pool.Grant(access); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if slices.Contains(e.peers, access) {
+		return nil
+	}
+	for _, b := range e.segments {
+		if err := b.SetAccess(access); err != nil {
+			return err
+		}
+	}
+	e.peers = append(e.peers, access)
+	return nil
 }
 
 func closePool(handle uint64) error {

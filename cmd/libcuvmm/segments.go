@@ -23,17 +23,25 @@ func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
 	if err := b.Grow(bytes); err != nil {
 		return 0, errors.Join(err, b.Close())
 	}
-	ptr = uintptr(b.Ptr())
+	if err = e.addSegment(b); err != nil {
+		return 0, errors.Join(err, b.Close())
+	}
+	return uintptr(b.Ptr()), nil
+}
+
+func (e *entry) addSegment(b *vmm.Buffer) error {
 	e.mu.Lock()
-	closed := e.closed
-	if !closed {
-		e.segments[ptr] = b
+	defer e.mu.Unlock()
+	if e.closed {
+		return errs.ClosedError("cuvmm_segment_alloc", "pool")
 	}
-	e.mu.Unlock()
-	if closed {
-		return 0, errors.Join(errs.ClosedError("cuvmm_segment_alloc", "pool"), b.Close())
+	if len(e.peers) > 0 {
+		if err := b.SetAccess(e.peers...); err != nil {
+			return err
+		}
 	}
-	return ptr, nil
+	e.segments[uintptr(b.Ptr())] = b
+	return nil
 }
 
 // endSegments refuses new segments, as the pool is about to be closed, or fails if there

@@ -201,7 +201,7 @@ func (p *Pool) mapGap(g *growth) error {
 	}
 	first := g.reg.index(g.span.from)
 	for i := 0; i < len(all); i += mapPiece {
-		if err := g.reg.mapAt(first+i, all[i:min(len(all), i+mapPiece)], p.access); err != nil {
+		if err := g.reg.mapAt(first+i, all[i:min(len(all), i+mapPiece)], *p.access.Load()); err != nil {
 			if i > 0 { // what is idle or new has a count of its own, and what moves is mapped elsewhere
 				_, undo := g.reg.vacate(allocOp, first, first+i)
 				err = join(err, undo)

@@ -47,8 +47,8 @@ type Pool struct {
 	home    *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
 	on      []driver.Device
 	prop    driver.AllocationProp
-	access  []driver.AccessDesc
-	gran    uint64 // of the memory, and of dev's address ranges
+	access  atomic.Pointer[[]driver.AccessDesc] // replaced by Grant, which holds misses
+	gran    uint64                              // of the memory, and of dev's address ranges
 	local   int
 	classes classes
 
@@ -137,9 +137,11 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err := p.sizes(op); err != nil {
 		return nil, err
 	}
-	if p.access, err = ranges.Grants(op, d, prop.Location, withDevice(d, o.Access)); err != nil {
+	granted, err := ranges.Grants(op, d, prop.Location, withDevice(d, o.Access))
+	if err != nil {
 		return nil, err
 	}
+	p.access.Store(&granted)
 	p.wait = o.Wait
 	if o.Wait == 0 {
 		p.wait = time.Second
@@ -283,7 +285,7 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 	if sh, ok := st.Locals.Get(p.local).(*shard); ok && sh.pool == p {
 		return sh, nil
 	}
-	if !slices.ContainsFunc(p.access, func(a driver.AccessDesc) bool {
+	if !slices.ContainsFunc(*p.access.Load(), func(a driver.AccessDesc) bool {
 		return a.Location == driver.Location{Type: driver.LocationDevice, ID: int32(st.Ctx.Device)}
 	}) {
 		return nil, errs.Invalid(op, fmt.Sprintf("a stream of device %d for a pool of %v", st.Ctx.Device, p.dev),

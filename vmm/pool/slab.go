@@ -283,7 +283,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 		p.giveRoom(reg, at)
 		return err
 	}
-	err = reg.inTurn(func() error { return reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, p.access) })
+	err = reg.inTurn(func() error { return reg.rng.MapRun(allocOp, reg.off(reg.at(at)), []*phys.Handle{h}, *p.access.Load()) })
 	if err != nil {
 		var undo error
 		if reg.left(at) == 0 {

@@ -222,7 +222,7 @@ type run struct {
 
 // moves reports whether chunks move at all: granting a peer access to one that
 // moved would take longer than making another.
-func (p *Pool) moves() bool { return len(p.access) == 1 }
+func (p *Pool) moves() bool { return len(*p.access.Load()) == 1 }
 
 // cut takes free chunks that are of an epoch up to a last one out of a shard, for a
 // gap: from the smallest holes first, which serve least as they are. The caller

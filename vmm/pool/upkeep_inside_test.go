@@ -20,7 +20,7 @@ func TestMemoryOfTwoPlacesGoesOnce(t *testing.T) {
 	place := func(chunks ...*phys.Handle) *region {
 		r, err := p.reserve(mid, 4*p.chunk, p.chunk, p.chunk, p.chunk)
 		require.NoError(t, err)
-		require.NoError(t, r.rng.MapRun("test", 0, chunks, p.access))
+		require.NoError(t, r.rng.MapRun("test", 0, chunks, *p.access.Load()))
 		for i, h := range chunks {
 			r.chunks[i].Store(&chunk{handle: h})
 		}
@@ -67,7 +67,7 @@ func TestAFailedCloseCountsMemoryOnce(t *testing.T) {
 	for range 2 {
 		r, err := p.reserve(mid, 4*p.chunk, p.chunk, p.chunk, p.chunk)
 		require.NoError(t, err)
-		require.NoError(t, r.rng.MapRun("test", 0, []*phys.Handle{h}, p.access))
+		require.NoError(t, r.rng.MapRun("test", 0, []*phys.Handle{h}, *p.access.Load()))
 		r.chunks[0].Store(&chunk{handle: h})
 		gone, err := r.vacate("test", 0, 1)
 		require.Error(t, err)
