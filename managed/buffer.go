@@ -105,8 +105,11 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 			return
 		}
 		if undo := m.release(op); undo != nil {
-			err = fmt.Errorf("%w (and freeing the memory failed: %w; it is tried once more, and Drain returns the result)", err, undo)
-			sys.Reclaim(new(core.Fence), &m.life, func() error { return m.releaseLater(op) }) // no caller has it
+			m.mu.Lock()
+			m.unfenced = true // what could not be waited for is waited for when it is freed
+			m.mu.Unlock()
+			sys.Left("managed memory", int(m.size), driver.Device(d.Ordinal()), undo, func() error { return m.releaseLater(op) })
+			err = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", err, undo)
 		}
 	}()
 	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: from}

@@ -178,7 +178,7 @@ func (t *Team) makeMemory(by vmm.HandleTypes) (err error) {
 		if t.word, err = newAbortWord(t.devices[0]); err != nil {
 			return err
 		}
-		t.own(t.word.close)
+		t.own("abort word", t.word.close)
 	}
 	for _, d := range t.devices[len(t.replicas):] {
 		var r replica
@@ -186,7 +186,7 @@ func (t *Team) makeMemory(by vmm.HandleTypes) (err error) {
 			if r.memory, err = vmm.Create(d, t.size, vmm.Properties{Handles: by}); err != nil {
 				return err
 			}
-			t.own(r.memory.Close)
+			t.own("memory", r.memory.Close)
 			r.at, err = t.mapped(d, r.memory, []*cuda.Device{d})
 			return err
 		}); err != nil {
@@ -218,7 +218,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 		return nil, phys.Abandon(op, err, h)
 	}
 	mapped := false
-	t.own(func() error {
+	t.own("address range", func() error {
 		if mapped {
 			mapped = false // after an error, Close of the range tries it again
 			if err := ranges.Of(r).UnmapRun(op, 0, uint64(t.size)); err != nil {
@@ -246,7 +246,7 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 		return err
 	}
 	// An import that has not returned still uses the descriptor.
-	t.own(func() error { a.close(); return nil })
+	t.own("descriptor", func() error { a.close(); return nil })
 	defer func() {
 		if t.late == nil {
 			a.close()
@@ -270,7 +270,7 @@ func (t *Team) share(ctx context.Context, by vmm.HandleTypes) error {
 			t.object, err = Import(sys, from.Files[0], t.size, t.members)
 		}
 		if err == nil {
-			t.own(t.object.Close)
+			t.own("multicast object", t.object.Close)
 		}
 		return err
 	})
@@ -282,7 +282,7 @@ func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
 		if err != nil {
 			return o, err
 		}
-		t.own(t.object.Close)
+		t.own("multicast object", t.object.Close)
 	}
 	switch {
 	case t.object.Size() != t.size:
@@ -292,7 +292,7 @@ func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
 		o.body, err = t.object.ExportFabric()
 	case by == vmm.PosixFD:
 		if o.file, err = t.object.Export(); err == nil {
-			t.own(o.file.Close) // in case the step returned too late to close it
+			t.own("descriptor", o.file.Close) // in case the step returned too late to close it
 		}
 	}
 	return o, err
@@ -316,7 +316,7 @@ func (t *Team) bind() error {
 		if err != nil {
 			return err
 		}
-		t.own(b.closeUnused)
+		t.own("binding", b.closeUnused)
 		t.bindings = append(t.bindings, b)
 	}
 	return nil

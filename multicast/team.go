@@ -51,9 +51,9 @@ type Team struct {
 	formed               bool // constant once NewTeam has returned
 
 	mu   sync.Mutex
-	undo []func() error // the last first
-	late *call          // one that has not returned
-	left bool           // all ranks' work is done
+	undo *core.Undo
+	late *call // one that has not returned
+	left bool  // all ranks' work is done
 	gone bool
 	// closer provides Released; mu and gone are what operations check.
 	closer life.Closer
@@ -80,9 +80,8 @@ type replica struct {
 // moment in which the result of the last step is announced, some ranks may have a team and
 // others not; Leave reports that. If the caller's context ends the group ends too.
 //
-// After an error the team is nil, unless resources could not be released: a driver call did
-// not return in time (ErrStuck), or failed. Such a team can only be closed; its addresses
-// are 0.
+// After an error the team is nil, unless a driver call did not return in time (ErrStuck).
+// Such a team can only be closed; its addresses are 0.
 func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, size int, o TeamOptions) (*Team, error) {
 	const op = "multicast.NewTeam"
 	if g == nil {
@@ -99,14 +98,16 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 		t.formed = true
 		return t, nil
 	}
-	if t.late == nil {
-		undo := t.giveBack(op) // without waiting, since no work has used it
-		if undo == nil {
-			return nil, err
+	if t.late == nil && t.undo != nil { // without waiting, since no work has used it
+		cause := err
+		if late := t.bounded(op, "giving the team back", func() error { err = t.undo.After(cause); return nil }); late != nil {
+			return t, errors.Join(cause, late)
 		}
-		err = fmt.Errorf("%w (and undoing it failed, which Close tries again: %w)", err, undo)
 	}
-	return t, err
+	if t.late != nil {
+		return t, err
+	}
+	return nil, err
 }
 
 // Ptr returns the address at which multimem instructions of this rank's devices access all
@@ -304,36 +305,43 @@ func (t *Team) passed(op string) error {
 // error.
 func (t *Team) giveBack(op string) error {
 	err := t.closer.Close(func() error {
-		return t.bounded(op, "giving the team back", func() error { return t.undoTo(0) })
+		return t.bounded(op, "giving the team back", t.back)
 	})
 	t.gone = err == nil
 	return err
 }
 
-// own registers a teardown for Close. The teardown waits for no work.
-func (t *Team) own(closing func() error) { t.undo = append(t.undo, closing) }
-
-// undoTo runs all teardowns but the first n, the last first.
-func (t *Team) undoTo(n int) error {
-	for len(t.undo) > n {
-		if err := t.undo[len(t.undo)-1](); err != nil {
-			return err
-		}
-		t.undo = t.undo[:len(t.undo)-1]
+// own registers the teardown of something of a kind for Close. The teardown waits for no
+// work.
+func (t *Team) own(what string, closing func() error) {
+	if t.undo == nil {
+		t.undo = t.newUndo()
 	}
-	return nil
+	t.undo.Own(what, 0, closing)
+}
+
+func (t *Team) newUndo() *core.Undo { return core.SystemOf(t.devices[0]).NewUndo(core.NoDevice) }
+
+// back tears down. It may be called again after an error.
+func (t *Team) back() error {
+	if t.undo == nil {
+		return nil
+	}
+	return t.undo.Back()
 }
 
 // whole runs build and, if it fails, undoes the part that was built, so that another try
 // starts from the beginning.
 func (t *Team) whole(build func() error) error {
-	before := len(t.undo)
+	outer, inner := t.undo, t.newUndo()
+	if outer == nil {
+		outer = t.newUndo()
+	}
+	t.undo = inner
 	err := build()
+	t.undo = outer
 	if err == nil {
-		return nil
+		outer.Take(inner)
 	}
-	if undo := t.undoTo(before); undo != nil {
-		return fmt.Errorf("%w (and undoing it failed, which Close tries again: %w)", err, undo)
-	}
-	return err
+	return inner.After(err)
 }

@@ -189,7 +189,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 			return maps, nil
 		}
 	}
-	return nil, b.res.release(err, handles...)
+	return nil, phys.Abandon(op, err, handles...)
 }
 
 // rollbackLocked undoes a commit: the chunks from index keep on, at least one, go to the

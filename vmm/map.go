@@ -29,13 +29,13 @@ func (r *Reservation) Map(off int, p Physical) (*Mapping, error) {
 		return nil, err
 	}
 	if err := mappable(op, h); err != nil {
-		return nil, in.release(err, h)
+		return nil, phys.Abandon(op, err, h)
 	}
 	m := &Mapping{}
 	var one [1]*mapping
 	maps, err := in.mapRun(op, one[:0], uint64(off), []*phys.Handle{h}, nil)
 	if err != nil {
-		return nil, in.release(err, h)
+		return nil, phys.Abandon(op, err, h)
 	}
 	m.m = maps[0]
 	m.m.Watch(&m.watched)
@@ -63,7 +63,7 @@ func (r *Reservation) MapRun(off int, access []Access, memory ...Physical) (made
 	handles := make([]*phys.Handle, 0, len(memory))
 	defer func() {
 		if err != nil {
-			err = in.release(err, handles...)
+			err = phys.Abandon(op, err, handles...)
 		}
 	}()
 	var list accessList
@@ -161,11 +161,14 @@ func (r *reservation) checkFreeLocked(op string, off, size uint64, at int) error
 			Hint:  "map inside the range, or reserve a larger one"})
 	}
 	if at < len(r.maps) && r.maps[at].off < off+size {
-		m := r.maps[at]
+		m, hint := r.maps[at], "map elsewhere, or close that mapping first"
+		if m.closing != nil {
+			hint = "that mapping is closing: map elsewhere, or wait for its Released, which tells when the addresses are free"
+		}
 		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
 			Asked: fmt.Sprintf("%s at offset %s, where %s are mapped at offset %s",
 				errs.Bytes(size), errs.Bytes(off), errs.Bytes(m.phys.Size), errs.Bytes(m.off)),
-			Hint: "map elsewhere, or close that mapping first"})
+			Hint: hint})
 	}
 	for _, m := range r.stuck {
 		if !m.unmapped && m.off < off+size && off < m.off+m.phys.Size {

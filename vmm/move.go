@@ -128,7 +128,7 @@ func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 	}
 	maps, err := b.res.mapRun(op, nil, 0, handles, b.access)
 	if err != nil {
-		return b.res.abandon(op, b.res.release(err, handles...))
+		return b.res.abandon(op, phys.Abandon(op, err, handles...))
 	}
 	last := maps[len(maps)-1]
 	b.chunks = maps

@@ -7,7 +7,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
-	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
 // unmapRun takes adjacent mappings out of use, unmaps them in one call and releases their
@@ -126,21 +125,6 @@ func (r *reservation) keepLocked(maps []*mapping) {
 			r.stuckBytes.Add(m.phys.Size)
 		}
 	}
-}
-
-// release releases memory whose mapping failed with cause. If that fails too the memory
-// is stuck, and the error says so.
-func (r *reservation) release(cause error, handles ...*phys.Handle) error {
-	for _, h := range handles {
-		if res := h.Release(); res != driver.Success {
-			r.mu.Lock()
-			r.keepLocked([]*mapping{{res: r, phys: h, tried: true, unmapped: true}})
-			r.mu.Unlock()
-			cause = fmt.Errorf("%w (and undoing it failed: %v returned %v, so %s stay allocated)",
-				cause, driver.CallMemRelease, res, errs.Bytes(h.Size))
-		}
-	}
-	return cause
 }
 
 // stuckInLocked returns the stuck mappings in a part of the range.
