@@ -21,8 +21,7 @@ package managed
 // waits for the known work, and the free finds little to wait for. After CloseAfter
 // the reclaimer starts the free on its own goroutine and looks again later
 // (life.ErrAgain), because a free that waits must not hold up other teardowns. Memory
-// that could be neither placed nor freed belongs to the reclaimer, which tries once
-// more. The buffers of an allocator keep it alive, and are collected with it alone.
+// that could be neither placed nor freed is one of the System's leftovers. The buffers of an allocator keep it alive, and are collected with it alone.
 //
 // # Advice, locations, batches
 //

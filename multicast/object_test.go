@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -462,6 +463,9 @@ func TestImportOfOrdinaryMemory(t *testing.T) {
 	require.NoError(t, err)
 	_, err = multicast.Import(sys, byFile.Offer().Files[0], unit, 1)
 	require.ErrorIs(t, err, handles.ErrMismatch)
+	var typed *peer.Error
+	require.ErrorAs(t, err, &typed)
+	require.Equal(t, "multicast.Import", typed.Op)
 	require.ErrorContains(t, err, "Object.Export")
 	byFabric, err := handles.LeaseBuffer(memory, handles.LeaseOptions{Handle: vmm.Fabric})
 	require.NoError(t, err)

@@ -2,7 +2,6 @@ package multicast
 
 import (
 	"encoding/binary"
-	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -10,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -80,7 +80,7 @@ func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.H
 		return nil, err
 	}
 	if h.IsMemory() {
-		err := fmt.Errorf("%s: %w: the handle is of ordinary memory, not of a multicast object: pass what Object.Export or ExportFabric made", op, handles.ErrMismatch)
+		err := peererr.New(op, handles.ErrMismatch, "a handle of ordinary memory, where one of a multicast object is imported", "pass what Object.Export or ExportFabric made")
 		return nil, phys.Abandon(op, err, h)
 	}
 	return newObject(h, p, gran), nil

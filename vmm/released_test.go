@@ -216,3 +216,30 @@ func TestNoFunctionLooksIntoAClosedRange(t *testing.T) {
 	require.NoError(t, r.Close())
 	require.ErrorIs(t, vmm.Look(mapping), cuda.ErrClosed)
 }
+
+// Where a mapping is closing, Map says what tells of its end, and not to close it.
+func TestMapWhereAMappingIsClosing(t *testing.T) {
+	m, d := open(t)
+	s := stream(t, d)
+	r, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
+	require.NoError(t, err)
+	closed(t, r)
+	mapping := mappedAt(t, d, r, 0)
+	a, err := vmm.Create(d, 2*mib, vmm.Properties{})
+	require.NoError(t, err)
+	closed(t, a)
+	_, err = r.Map(0, a)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "close that mapping first")
+	release := m.Hold(s.Handle())
+	require.NoError(t, s.Memset(mapping.Ptr(), 1, 100))
+	require.NoError(t, mapping.CloseAfter(s))
+	_, err = r.Map(0, a)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorContains(t, err, "wait for its Released")
+	release()
+	require.NoError(t, mapping.Released().Wait(t.Context()))
+	again, err := r.Map(0, a)
+	require.NoError(t, err)
+	require.NoError(t, again.Close())
+}

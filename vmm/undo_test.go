@@ -85,24 +85,3 @@ func TestWhatABuilderCannotUndoIsGivenBackLater(t *testing.T) {
 		})
 	}
 }
-
-// The reclaimer does not wait for the GPU: a Drain ends with its context while a copy of a
-// fork that failed is in flight, and the fork goes when the copy is done.
-func TestAForkThatFailedIsGivenBackBehindItsCopy(t *testing.T) {
-	w := newWorld(t, false)
-	w.buffer(2)
-	transfer, err := w.d.Transfer()
-	require.NoError(t, err)
-	before := w.m.Live()
-	w.m.Hold(transfer.Handle())
-	w.m.Inject(sim.Fault{Call: "cuStreamSynchronize", Times: 1, Result: code})
-	w.m.Inject(sim.Fault{Call: "cuEventSynchronize", Times: 1, Result: code})
-	require.Error(t, forks(w))
-	require.Greater(t, w.m.Live()[sim.KindMapping], before[sim.KindMapping], "the copy runs")
-	w.m.Release(transfer.Handle())
-	require.NoError(t, w.drain())
-	require.Equal(t, before[sim.KindMapping], w.m.Live()[sim.KindMapping])
-	require.Equal(t, before[sim.KindReservation], w.m.Live()[sim.KindReservation])
-	require.NoError(t, transfer.Synchronize(), w.m.Fault())
-	w.end()
-}

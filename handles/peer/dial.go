@@ -38,7 +38,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	cred, err := admit(s, o.Allow)
+	cred, err := admit(s, o)
 	if err == nil && cred.UID != d.Owner {
 		err = fmt.Errorf("%v, but the directory belongs to user %d", cred, d.Owner)
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
@@ -204,7 +205,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		default:
 			return nil, peererr.System(op, l.path, err)
 		}
-		cred, err := admit(s, l.options.Allow)
+		cred, err := admit(s, l.options)
 		if err == nil {
 			c := newConn(s, l.options)
 			c.peer, c.known = cred, true
@@ -224,13 +225,15 @@ func (l *Listener) notAccepted(ctx context.Context, op string) error {
 }
 
 // admit returns the peer's credentials, and the policy's error if it is refused.
-func admit(s *sock.Conn, allow func(Credentials) error) (Credentials, error) {
+func admit(s *sock.Conn, o Options) (Credentials, error) {
 	cred, err := s.Peer()
 	if err != nil {
 		return Credentials{}, err
 	}
 	p := Credentials(cred)
-	return p, allow(p)
+	err = peererr.New("peer.Options.Allow", ErrPeer, "the function panicked", "see the log")
+	core.Hook(o.Log, "peer.Options.Allow", func() { err = o.Allow(p) })
+	return p, err
 }
 
 // Released ends once Close has released everything.

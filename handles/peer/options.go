@@ -28,7 +28,7 @@ func (c Credentials) String() string {
 // processes of the same user.
 type Options struct {
 	// Allow is called for each peer before anything is read from it; an error refuses
-	// the peer. Nil admits this process's effective user. It is not called for
+	// the peer, and so does a panic, which is logged. Nil admits this process's effective user. It is not called for
 	// a socketpair, whose other end this process handed out itself.
 	Allow func(Credentials) error
 	// Timeout bounds how long the peer takes to greet, to finish a message that it has

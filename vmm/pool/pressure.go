@@ -118,11 +118,14 @@ func (r *escalation) sleep(d time.Duration) {
 }
 
 // ask calls the user's function without the lock.
-func (r *escalation) ask(s *shortage) bool {
+func (r *escalation) ask(s *shortage) (again bool) {
 	r.unlock()
 	defer r.lock()
 	st := r.p.Stats()
-	return r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Limit: st.Limit, Reserved: st.Reserved, Requested: st.Requested})
+	r.p.sys.Hook("pool.Options.OnExhausted", func() {
+		again = r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Limit: st.Limit, Reserved: st.Reserved, Requested: st.Requested})
+	})
+	return again
 }
 
 // escalation is what a request does that finds no memory. It tries again after each step:
@@ -319,8 +322,8 @@ func (p *Pool) waits() bool {
 
 // Exhausted describes a request that is about to be refused, for Options.OnExhausted. The
 // function may free blocks, of this pool and of others, and may call anything. If it returns
-// true the request is tried again. It runs on the goroutine that allocates, and no lock is
-// held. A request larger than the device's memory is refused without it.
+// true the request is tried again. The request waits for it, and no lock is held. A panic,
+// or runtime.Goexit, is logged and counts as false. A request larger than the device's memory is refused without it.
 type Exhausted struct {
 	Bytes int
 	Tag   Tag

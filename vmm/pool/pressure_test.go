@@ -470,3 +470,17 @@ func TestStuckStreamsHideNoOther(t *testing.T) {
 	free(t, p, b)
 	free(t, p, c)
 }
+
+// A function that panics refuses the request, and is logged.
+func TestOnExhaustedThatPanics(t *testing.T) {
+	_, d := open(t)
+	p := newPool(t, d, pool.Options{Limit: 10 * mib, OnExhausted: func(pool.Exhausted) bool { panic("no") }})
+	s := stream(t, d)
+	require.NotPanics(t, func() {
+		b, err := p.Alloc(pool.Request{Bytes: 9 * mib, Stream: s})
+		require.NoError(t, err)
+		_, err = p.Alloc(pool.Request{Bytes: 9 * mib, Stream: s})
+		require.ErrorIs(t, err, cuda.ErrBudget)
+		require.NoError(t, p.Free(b))
+	})
+}
