@@ -37,7 +37,6 @@ type command struct {
 // commands returns the commands by name.
 func commands() []command {
 	return []command{
-		{"completion", "prints a script that completes commands and flags in a shell", completionUsage, 1, completion},
 		{"doctor", "finds what does not work, what that means, and what to do", doctorUsage, 0, doctor},
 		{"info", "describes the devices, and measures what the calls cost", infoUsage, 0, info},
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
@@ -49,7 +48,7 @@ func usage() string {
 	var b strings.Builder
 	b.WriteString("cuvmm inspects this machine and its processes for GPU virtual memory.\n\nusage: cuvmm COMMAND [flags]\n\n")
 	for _, c := range commands() {
-		fmt.Fprintf(&b, "  %-11s %s\n", c.name, c.short)
+		fmt.Fprintf(&b, "  %-7s %s\n", c.name, c.short)
 	}
 	b.WriteString("\n\"cuvmm COMMAND -h\" describes a command's flags. Exit codes: 0 success,\n1 doctor found a problem, 2 wrong usage, 3 the command failed.\n")
 	return b.String()

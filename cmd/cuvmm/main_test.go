@@ -435,7 +435,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"help"}, exitOK, "Exit codes: 0 success", ""},
 		{[]string{"doctor", "-h"}, exitOK, "-fix", ""},
 		{[]string{"info", "-h"}, exitOK, "-json", ""},
-		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of completion, doctor, info, map, top`},
+		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top`},
 		{[]string{"map", "-h"}, exitOK, "-html", ""},
 		{[]string{"map", "1", "2", "3"}, exitUsage, "", `unexpected argument "3": see cuvmm map -h`},
 		{[]string{"info", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm info -h`},

@@ -196,7 +196,7 @@ func TestOutputThatCannotBeWritten(t *testing.T) {
 		needs.Lacks(t, "/dev/full: %v", err)
 	}
 	defer full.Close()
-	for _, args := range [][]string{{"map"}, {"map", "-json"}, {"top"}, {"completion", "bash"}, {"doctor", "-driver", "sim"}, {"info", "-driver", "sim"}, {"help"}} {
+	for _, args := range [][]string{{"map"}, {"map", "-json"}, {"top"}, {"doctor", "-driver", "sim"}, {"info", "-driver", "sim"}, {"help"}} {
 		c := exec.CommandContext(t.Context(), self, args...)
 		var complaints bytes.Buffer
 		c.Env, c.Stdout, c.Stderr = append(os.Environ(), asChild+"=1"), full, &complaints
