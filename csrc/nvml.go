@@ -16,11 +16,13 @@ import (
 	"sync"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/internal/environ"
 	"github.com/cuvmm/cuvmm/internal/nvml"
 )
 
 // NVMLEnv names the environment variable that says which NVML to open. Without
-// it libnvidia-ml.so.1 is searched as the driver is, and beside the driver.
+// it, and in programs that run with more rights than their caller, libnvidia-ml.so.1 is
+// searched as the driver is, and beside the driver.
 const NVMLEnv = "CUVMM_LIBNVML"
 
 const nvmlName = "libnvidia-ml.so.1"
@@ -30,7 +32,7 @@ var _ nvml.Source = (*Driver)(nil)
 // NVML returns the library that belongs to this driver. Its first use opens it.
 func (d *Driver) NVML() nvml.Library {
 	candidates := []string{nvmlName}
-	if path := os.Getenv(NVMLEnv); path != "" {
+	if path := environ.Get(NVMLEnv); path != "" {
 		candidates = []string{path}
 	} else {
 		for _, dir := range append([]string{filepath.Dir(d.path)}, searched...) {

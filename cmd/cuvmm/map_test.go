@@ -89,6 +89,7 @@ func TestMapOfAProcess(t *testing.T) {
 	} {
 		require.Contains(t, out, want)
 	}
+	require.Regexp(t, `pool \d+ on device 0: 32 MiB mapped of`, out)
 	require.NotContains(t, out, "\x1b", "colors are for terminals")
 	byPID, _ := cuvmm(t, exitOK, "map", "-width", "40", strconv.Itoa(os.Getpid()))
 	require.Contains(t, byPID, "activations")

@@ -101,73 +101,37 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 	return d, nil
 }
 
-// lock acquires the directory's lock, under which names are made and removed.
-func (l *Listener) lock(op string) error {
-	limit := time.Now().Add(l.options.Timeout)
-	for {
-		ok, err := l.dir.TryLock()
-		switch {
-		case err != nil:
-			return peererr.System(op, l.path, err)
-		case ok:
-			return nil
-		case !wait.SleepUntil(context.Background(), time.Millisecond, limit):
-			return peererr.New(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
-				"end the process of this user that hangs there")
-		}
-	}
-}
-
 func (l *Listener) bind(op, name string) error {
-	if err := l.lock(op); err != nil {
+	entry, err := l.dir.Bind(name, l.options.Timeout, func() (err error) {
+		l.l, err = sock.Listen(l.dir, name)
 		return err
-	}
-	defer l.dir.Unlock()
-	if err := l.removeStale(op, name); err != nil {
-		return err
-	}
-	s, err := sock.Listen(l.dir, name)
-	if err != nil {
-		return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
-	}
-	if l.entry, err = l.dir.Lookup(name); err != nil {
-		s.Close()
-		_ = l.dir.Remove(name)
-		return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
-	}
-	l.l = s
-	return nil
-}
-
-// removeStale removes a socket of this user that no process listens on. The directory's
-// lock keeps other processes from making a new one.
-func (l *Listener) removeStale(op, name string) error {
-	entry, err := l.dir.Lookup(name)
-	if errors.Is(err, fs.ErrNotExist) {
+	})
+	if err == nil {
+		l.entry = entry
 		return nil
 	}
-	if err != nil {
-		return peererr.System(op, l.path, err)
+	if l.l.UnixListener != nil {
+		_ = l.l.Close()
 	}
-	if !entry.Socket || entry.Owner != l.dir.Owner {
+	var served *sock.ServedError
+	switch {
+	case errors.Is(err, sock.ErrLocked):
+		return l.locked(op)
+	case errors.Is(err, sock.ErrNotSocket):
 		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("%q is not a socket of this user", l.path), "use another name, or remove it")
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.options.Timeout)
-	defer cancel()
-	c, err := sock.Dial(ctx, l.dir, name)
-	if err == nil {
-		by, _ := c.Peer() // zero if the system does not tell
-		_ = c.Close()
-		return peererr.Wrap(&ServedError{Path: l.path, By: Credentials(by)}, op, cuda.ErrInUse, "",
+	case errors.As(err, &served) && served.Dial != nil:
+		return peererr.Wrap(served.Dial, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
+	case served != nil:
+		return peererr.Wrap(&ServedError{Path: l.path, By: Credentials(served.By)}, op, cuda.ErrInUse, "",
 			"connect to it if it took over what this process served before it ended; otherwise use another name, or end that process")
 	}
-	if !sock.NotListening(err) {
-		return peererr.Wrap(err, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
-	}
-	if err := l.dir.Remove(name); err != nil {
-		return peererr.System(op, l.path, err)
-	}
-	return nil
+	return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
+}
+
+// locked returns the error of a lock that was not released in time.
+func (l *Listener) locked(op string) error {
+	return peererr.New(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
+		"end the process of this user that hangs there")
 }
 
 // Path returns the path of the socket, for [Dial].
@@ -261,15 +225,10 @@ func (l *Listener) Close() error {
 
 // removeOwn removes the name if it is still this listener's.
 func (l *Listener) removeOwn(op string) error {
-	if err := l.lock(op); err != nil {
-		return err
-	}
-	defer l.dir.Unlock()
-	name := filepath.Base(l.path)
-	if entry, err := l.dir.Lookup(name); err != nil || entry != l.entry {
-		return nil
-	}
-	if err := l.dir.Remove(name); err != nil {
+	switch err := l.dir.Unbind(filepath.Base(l.path), l.entry, l.options.Timeout); {
+	case errors.Is(err, sock.ErrLocked):
+		return l.locked(op)
+	case err != nil:
 		return peererr.System(op, l.path, err)
 	}
 	return nil

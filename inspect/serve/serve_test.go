@@ -1,12 +1,17 @@
 package serve_test
 
 import (
+	"context"
 	"encoding/json"
+	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -118,6 +123,71 @@ func TestFindRemovesWhatDeadProcessesLeft(t *testing.T) {
 	require.Empty(t, found)
 	require.NoFileExists(t, stale)
 	require.FileExists(t, filepath.Join(dir, "cuvmm", "note"))
+}
+
+// Find removes no socket that a process has bound and does not listen on yet.
+func TestFindBesideOffer(t *testing.T) {
+	runtime(t)
+	_, sys := sim.Open(t)
+	o, err := serve.Offer(sys) // which makes the folder
+	require.NoError(t, err)
+	require.NoError(t, o.Close())
+	ctx, cancel := context.WithCancel(t.Context())
+	var finding sync.WaitGroup
+	defer finding.Wait()
+	defer cancel()
+	for range 4 {
+		finding.Go(func() {
+			for ctx.Err() == nil {
+				_, _ = serve.Find(ctx)
+			}
+		})
+	}
+	for range 500 {
+		o, err := serve.Offer(sys)
+		require.NoError(t, err)
+		require.FileExists(t, o.Path())
+		require.NoError(t, o.Close())
+		require.NoFileExists(t, o.Path())
+	}
+}
+
+// A process in another PID namespace may have this process's number: Offer takes none of
+// its sockets, and Close removes none.
+func TestSocketsOfAProcessWithTheSameNumber(t *testing.T) {
+	dir := runtime(t)
+	_, sys := sim.Open(t)
+	first, err := serve.Offer(sys)
+	require.NoError(t, err)
+	var serial int
+	_, err = fmt.Sscanf(filepath.Base(first.Path()), strconv.Itoa(os.Getpid())+"-%d.sock", &serial)
+	require.NoError(t, err)
+	listen := func(path string) {
+		l, err := net.Listen("unix", path)
+		require.NoError(t, err)
+		l.(*net.UnixListener).SetUnlinkOnClose(false)
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	next := func() string {
+		serial++
+		return filepath.Join(dir, "cuvmm", fmt.Sprintf("%d-%d.sock", os.Getpid(), serial))
+	}
+	listen(next())
+	require.NoError(t, os.WriteFile(next(), nil, 0o600))
+	second, err := serve.Offer(sys)
+	require.NoError(t, err)
+	require.Equal(t, next(), second.Path())
+
+	require.NoError(t, os.Remove(first.Path()))
+	listen(first.Path())
+	require.NoError(t, first.Close())
+	require.NoError(t, second.Close())
+	left, err := filepath.Glob(filepath.Join(dir, "cuvmm", "*"))
+	require.NoError(t, err)
+	require.Len(t, left, 3)
+	found, err := serve.Find(t.Context())
+	require.NoError(t, err)
+	require.Len(t, found, 2)
 }
 
 func TestOfferRefusesAFolderOfOthers(t *testing.T) {

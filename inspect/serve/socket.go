@@ -19,42 +19,61 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/environ"
+	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
 // Offered is a socket that serves snapshots of a System. The caller closes it.
 type Offered struct {
+	dir    *sock.Dir
 	path   string
+	entry  sock.Entry
 	server *http.Server
 	done   chan struct{}
 	once   sync.Once
 	err    error
 }
 
+// locking bounds how long a process waits for another that makes or removes a socket.
+const locking = 10 * time.Second
+
 // serials number the sockets of this process.
 var serials atomic.Int64
 
 // Offer serves [Handler] on a new socket in [Folder], for programs of the same user such
-// as cuvmm map and cuvmm top.
+// as cuvmm map and cuvmm top. It works on Linux; elsewhere it returns
+// cuda.ErrNotSupported.
 func Offer(sys *cuda.System) (*Offered, error) {
 	const op = "serve.Offer"
 	folder := Folder()
-	if err := private(folder, true); err != nil {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	path := filepath.Join(folder, fmt.Sprintf("%d-%d.sock", os.Getpid(), serials.Add(1)))
-	// A process with this number that died may have left its socket.
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s: %w", op, err)
-	}
-	l, err := net.Listen("unix", path)
+	dir, err := private(folder, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	o := &Offered{path: path, done: make(chan struct{}),
+	o := &Offered{dir: dir, done: make(chan struct{}),
 		server: &http.Server{Handler: Handler(sys), ReadHeaderTimeout: time.Minute}}
+	var l net.Listener
+	for {
+		name := fmt.Sprintf("%d-%d.sock", os.Getpid(), serials.Add(1))
+		o.path = filepath.Join(folder, name)
+		o.entry, err = dir.Bind(name, locking, func() (err error) {
+			l, err = sock.ListenStream(dir, name)
+			return err
+		})
+		var served *sock.ServedError // by a process of this number in another namespace
+		if !errors.As(err, &served) && !errors.Is(err, sock.ErrNotSocket) {
+			break
+		}
+	}
+	if err != nil {
+		if l != nil {
+			_ = l.Close()
+		}
+		_ = dir.Close()
+		return nil, fmt.Errorf("%s: socket %q: %w", op, o.path, err)
+	}
 	go func() {
 		defer close(o.done)
-		_ = o.server.Serve(l) // until Close, which removes the socket
+		_ = o.server.Serve(l) // until Close
 	}()
 	return o, nil
 }
@@ -65,7 +84,8 @@ func (o *Offered) Path() string { return o.path }
 // Close ends requests in flight and removes the socket. Idempotent.
 func (o *Offered) Close() error {
 	o.once.Do(func() {
-		o.err = o.server.Close()
+		o.err = o.dir.Unbind(filepath.Base(o.path), o.entry, locking)
+		o.err = errors.Join(o.err, o.server.Close(), o.dir.Close())
 		<-o.done
 	})
 	return o.err
@@ -74,37 +94,43 @@ func (o *Offered) Close() error {
 // Folder returns the folder of the sockets: cuvmm in XDG_RUNTIME_DIR, or if that is
 // no absolute path in /run/user/UID, or if there is none cuvmm-UID in the folder for
 // temporary files. [Offer] and [Find] refuse a folder that belongs to another user, or
-// that other users may enter.
+// that other users may enter. A program that runs with more rights than its caller takes
+// neither folder from the caller, and UID is the number of the user whose rights it has.
 func Folder() string {
 	if dir := environ.Get("XDG_RUNTIME_DIR"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "cuvmm")
 	}
-	user := strconv.Itoa(os.Getuid())
-	if dir := filepath.Join("/run/user", user); private(dir, false) == nil {
-		return filepath.Join(dir, "cuvmm")
+	user := strconv.Itoa(os.Geteuid())
+	run := filepath.Join("/run/user", user)
+	if dir, err := private(run, false); err == nil {
+		_ = dir.Close()
+		return filepath.Join(run, "cuvmm")
 	}
-	return filepath.Join(os.TempDir(), "cuvmm-"+user)
+	return filepath.Join(environ.TempDir(), "cuvmm-"+user)
 }
 
 const remedy = "set XDG_RUNTIME_DIR to a folder of this user that can be written to"
 
-// private returns an error unless the folder is this user's alone.
-func private(folder string, create bool) error {
-	if create {
-		if err := os.Mkdir(folder, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("%w: "+remedy, err)
-		}
-	}
-	about, err := os.Lstat(folder)
+// private opens a folder, and returns an error unless it is this user's alone.
+func private(folder string, create bool) (*sock.Dir, error) {
+	dir, err := sock.OpenDir(folder, create)
 	switch {
+	case errors.Is(err, errors.ErrUnsupported):
+		return nil, fmt.Errorf("%w: a socket in %s: mount serve.Handler instead", cuda.ErrNotSupported, folder)
+	case sock.NoDir(err):
+		return nil, fmt.Errorf("%s is not a folder: "+remedy, folder)
 	case err != nil:
-		return err
-	case !about.IsDir():
-		return fmt.Errorf("%s is not a folder: "+remedy, folder)
-	case about.Mode().Perm()&0o077 != 0:
-		return fmt.Errorf("%s has mode %#o, so other users may enter it: make it 0700, or "+remedy, folder, about.Mode().Perm())
+		return nil, fmt.Errorf("%w: "+remedy, err)
+	case dir.Mode&0o077 != 0:
+		err = fmt.Errorf("%s has mode %#o, so other users may enter it: make it 0700, or "+remedy, folder, dir.Mode.Perm())
+	case int(dir.Owner) != os.Geteuid():
+		err = fmt.Errorf("%s belongs to another user: "+remedy, folder)
 	}
-	return owned(folder, about)
+	if err != nil {
+		_ = dir.Close()
+		return nil, err
+	}
+	return dir, nil
 }
 
 // Socket is the socket of a process that offers a System.
@@ -117,15 +143,17 @@ type Socket struct {
 // the sockets of dead processes.
 func Find(ctx context.Context) ([]Socket, error) {
 	folder := Folder()
-	entries, err := os.ReadDir(folder)
-	if errors.Is(err, fs.ErrNotExist) {
+	dir, err := private(folder, false)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, cuda.ErrNotSupported) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("serve.Find: %w: "+remedy, err)
-	}
-	if err := private(folder, false); err != nil {
 		return nil, fmt.Errorf("serve.Find: %w", err)
+	}
+	defer func() { _ = dir.Close() }()
+	entries, err := os.ReadDir(folder)
+	if err != nil {
+		return nil, fmt.Errorf("serve.Find: %w: "+remedy, err)
 	}
 	var all []Socket
 	for _, e := range entries {
@@ -136,13 +164,14 @@ func Find(ctx context.Context) ([]Socket, error) {
 		}
 		s := Socket{PID: pid, Path: filepath.Join(folder, e.Name())}
 		conn, err := s.dial(ctx)
-		switch {
-		case err == nil:
-			_ = conn.Close() // the process lives
-			all = append(all, s)
-		case refused(err):
-			_ = os.Remove(s.Path) // another process may have removed it
+		if err == nil {
+			_ = conn.Close()
+		} else if !sock.NotListening(err) {
+			continue
+		} else if err := dir.RemoveStale(e.Name(), locking); !errors.As(err, new(*sock.ServedError)) {
+			continue // it is removed, or is no socket
 		}
+		all = append(all, s) // the process lives
 	}
 	return all, ctx.Err()
 }

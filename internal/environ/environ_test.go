@@ -20,7 +20,7 @@ const variable = "CUVMM_ENVIRON_TEST"
 // The copies of this test's program print what they read of the variable.
 func init() {
 	if strings.HasPrefix(filepath.Base(os.Args[0]), "prints-") {
-		fmt.Print(environ.Get(variable))
+		fmt.Print(environ.Get(variable), " in ", environ.TempDir())
 		os.Exit(0)
 	}
 }
@@ -29,6 +29,8 @@ func TestGet(t *testing.T) {
 	t.Setenv(variable, "value")
 	require.Equal(t, "value", environ.Get(variable))
 	require.Empty(t, environ.Get(variable+"_UNSET"))
+	t.Setenv("TMPDIR", "/elsewhere")
+	require.Equal(t, "/elsewhere", environ.TempDir())
 }
 
 // A program with raised rights reads nothing that its caller can set.
@@ -48,17 +50,17 @@ func TestAProgramWithRaisedRights(t *testing.T) {
 		mode os.FileMode
 		want string
 	}{
-		"plain":     {0o755, "value"},
-		"setuid":    {0o755 | os.ModeSetuid, ""},
-		"setgid":    {0o755 | os.ModeSetgid, ""},
-		"both bits": {0o755 | os.ModeSetuid | os.ModeSetgid, ""},
+		"plain":     {0o755, "value in /elsewhere"},
+		"setuid":    {0o755 | os.ModeSetuid, " in /tmp"},
+		"setgid":    {0o755 | os.ModeSetgid, " in /tmp"},
+		"both bits": {0o755 | os.ModeSetuid | os.ModeSetgid, " in /tmp"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(dir, "prints-"+strings.ReplaceAll(name, " ", "-"))
 			require.NoError(t, os.WriteFile(path, program, 0o755))
 			require.NoError(t, os.Chmod(path, row.mode))
 			cmd := exec.Command(path)
-			cmd.Env = []string{variable + "=value"}
+			cmd.Env = []string{variable + "=value", "TMPDIR=/elsewhere"}
 			cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)

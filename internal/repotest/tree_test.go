@@ -44,6 +44,7 @@ var rules = map[string]rule{
 	"text":             checkText,
 	"names":            checkNames,
 	"sizes":            checkSizes,
+	"environment":      checkEnviron,
 }
 
 func TestRepository(t *testing.T) {

@@ -293,6 +293,16 @@ func Listen(d *Dir, name string) (Listener, error) {
 	return Listener{l}, nil
 }
 
+// ListenStream is Listen for a socket of bytes, to be used with package net/http.
+func ListenStream(d *Dir, name string) (net.Listener, error) {
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.through(name), Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	l.SetUnlinkOnClose(false)
+	return l, nil
+}
+
 // Accept waits for a connection.
 func (l Listener) Accept() (*Conn, error) {
 	u, err := l.AcceptUnix()
