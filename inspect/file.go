@@ -16,11 +16,17 @@ func (s Snapshot) Write(w io.Writer) error {
 }
 
 // Read reads a snapshot that Write wrote. It returns an error for a snapshot of another
-// Version, for one that is cut short, and for one with impossible ranges: of a negative
-// size, outside of the range they are part of, or out of order.
-func Read(r io.Reader) (Snapshot, error) {
+// Version, for one that is cut short, for one with impossible ranges (of a negative size,
+// outside of the range they are part of, or out of order) or devices, and for one of more
+// than 1 GiB or more elements than a program has. It reads no further than these limits.
+func Read(r io.Reader) (Snapshot, error) { return read(r, whole) }
+
+// ReadSummary is Read for a snapshot that [Summarize] took, of at most 16 MiB.
+func ReadSummary(r io.Reader) (Snapshot, error) { return read(r, summary) }
+
+func read(r io.Reader, most limits) (Snapshot, error) {
 	var s Snapshot
-	if err := json.NewDecoder(r).Decode(&s); err != nil {
+	if err := json.NewDecoder(&bounded{r: r, limits: most}).Decode(&s); err != nil {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return Snapshot{}, fmt.Errorf("inspect: read a snapshot: it is cut short: %w", err)
 		}
@@ -39,7 +45,7 @@ func Read(r io.Reader) (Snapshot, error) {
 // maxSpace is more address space than any device has.
 const maxSpace = 1 << 57
 
-// check returns an error for impossible ranges.
+// check returns an error for impossible ranges and devices.
 func (s Snapshot) check() error {
 	end := Address(0)
 	for _, r := range s.Reservations {
@@ -55,12 +61,21 @@ func (s Snapshot) check() error {
 		}
 	}
 	for _, b := range s.Buffers {
-		if min(b.Used, b.Committed, b.Reserved) < 0 { // they differ in time, so no more is certain
+		if min(b.Used, b.Committed, b.Reserved) < 0 || max(b.Used, b.Committed, b.Reserved) > maxSpace { // they differ in time, so no more is certain
 			return fmt.Errorf("the buffer at %v uses %d of %d bytes, of %d reserved", b.Ptr, b.Used, b.Committed, b.Reserved)
+		}
+		if b.Device < 0 || b.Device >= maxDevices {
+			return fmt.Errorf("the buffer at %v is on device %d, of at most %d", b.Ptr, b.Device, maxDevices)
 		}
 	}
 	for _, p := range s.Pools {
+		if p.Device < 0 || p.Device >= maxDevices {
+			return fmt.Errorf("pool %d is on device %d, of at most %d", p.Serial, p.Device, maxDevices)
+		}
 		for _, g := range p.Segments {
+			if g.Bytes < 0 || g.Bytes > maxSpace || uint64(g.Ptr) > maxSpace {
+				return fmt.Errorf("the segment of %d bytes at %v is too large", g.Bytes, g.Ptr)
+			}
 			in := run{whole: g.Bytes}
 			for _, b := range g.Blocks {
 				if !in.next(b.Offset, b.Bytes) {

@@ -68,7 +68,8 @@ func (f finding) title() string {
 }
 
 // writeFindings writes each finding with its meaning and remedy, and a summary.
-func writeFindings(out io.Writer, all []finding) {
+func writeFindings(to io.Writer, all []finding) {
+	out := plain{to}
 	for _, f := range all {
 		fmt.Fprintf(out, "%-8s %s: %s\n", f.Severity, f.title(), f.Seen)
 		if f.Means != "" {
@@ -87,7 +88,8 @@ func writeFindings(out io.Writer, all []finding) {
 
 // writeCommands writes the commands of all findings as a script, each after its reason
 // as a comment.
-func writeCommands(out io.Writer, all []finding) {
+func writeCommands(to io.Writer, all []finding) {
+	out := plain{to}
 	n := 0
 	for _, f := range all {
 		if len(f.Commands) > 0 {

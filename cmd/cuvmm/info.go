@@ -59,9 +59,9 @@ func info(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, erro
 			}
 			return exitOK, nil
 		}
-		fmt.Fprintln(out, about.Driver)
+		fmt.Fprintln(plain{out}, about.Driver)
 		for _, i := range about.Devices {
-			i.write(out)
+			i.write(plain{out})
 		}
 		return exitOK, nil
 	}

@@ -68,7 +68,7 @@ func run(args []string, out, complaints io.Writer, h host) int {
 		code, err = exitFailed, fmt.Errorf("the output is incomplete: %w", to.err)
 	}
 	if err != nil {
-		fmt.Fprintln(complaints, "cuvmm:", err)
+		fmt.Fprintln(plain{complaints}, "cuvmm:", err)
 	}
 	return code
 }

@@ -251,7 +251,7 @@ func (o *mapFlags) show(all []inspect.Snapshot, out io.Writer, h host) error {
 		return json.NewEncoder(out).Encode(inspect.Compare(all[0], last))
 	}
 	var text bytes.Buffer
-	p := picture{out: &text, width: o.width, rows: o.rows, color: h.colors()}
+	p := picture{out: plain{&text}, cells: &text, width: o.width, rows: o.rows, color: h.colors()}
 	if p.width <= 0 {
 		columns, _ := h.size()
 		p.width = columns - 4
@@ -364,11 +364,29 @@ func (o *mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (
 		_ = s.Write(w) // the browser is gone
 	})
 	fmt.Fprintf(out, "http://%s/ (Ctrl-C ends)\n", l.Addr())
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: time.Minute}
+	server := &http.Server{Handler: forHost(o.http, mux), ReadHeaderTimeout: time.Minute}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return exitFailed, err
 	}
 	return exitOK, nil
+}
+
+// forHost refuses requests that name another host than the one that the page is served at.
+// A page of that other host could otherwise have its name lead here, and read the map.
+// Addresses are no such names, so they are taken.
+func forHost(address string, next http.Handler) http.Handler {
+	served, _, _ := net.SplitHostPort(address) // empty for all of this machine's
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]")
+		}
+		if net.ParseIP(host) == nil && !strings.EqualFold(host, "localhost") && (served == "" || !strings.EqualFold(host, served)) {
+			http.Error(w, fmt.Sprintf("the map is not served as %q: name the address, or start cuvmm map -http with that name", host), http.StatusMisdirectedRequest)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }

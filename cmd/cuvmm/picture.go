@@ -12,9 +12,10 @@ import (
 
 // picture writes snapshots to a terminal.
 type picture struct {
-	out   io.Writer
-	width int // of a row, in cells
-	rows  int // of all reservations, roughly
+	out   io.Writer // for text
+	cells io.Writer // for cells, which may have colors
+	width int       // of a row, in cells
+	rows  int       // of all reservations, roughly
 	color bool
 }
 
@@ -236,7 +237,7 @@ func (p picture) draw(all []cell) {
 		if p.color {
 			b.WriteString("\x1b[0m")
 		}
-		fmt.Fprintln(p.out, b.String())
+		fmt.Fprintln(p.cells, b.String())
 	}
 }
 

@@ -49,7 +49,7 @@ func TestThePictureOfManyBlocks(t *testing.T) {
 	for _, blocks := range []int{1_000, 10_000, 100_000} {
 		for _, rows := range []int{1, 10, 30} {
 			var out bytes.Buffer
-			picture{out: &out, width: 80, rows: rows}.write(many(blocks))
+			picture{out: &out, cells: &out, width: 80, rows: rows}.write(many(blocks))
 			cells := 0
 			for line := range strings.Lines(out.String()) {
 				if n := widest(line); n > 0 {
@@ -72,7 +72,7 @@ func BenchmarkPicture(b *testing.B) {
 		require.NoError(b, s.Write(&file))
 		b.Run(fmt.Sprintf("draw/%d", blocks), func(b *testing.B) {
 			for b.Loop() {
-				picture{out: io.Discard, width: 120, rows: 40, color: true}.write(s)
+				picture{out: io.Discard, cells: io.Discard, width: 120, rows: 40, color: true}.write(s)
 			}
 		})
 		b.Run(fmt.Sprintf("read/%d", blocks), func(b *testing.B) {

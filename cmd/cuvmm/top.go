@@ -71,7 +71,7 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 			if *asJSON {
 				return writeJSON(w, all)
 			}
-			writeProcesses(w, all, note)
+			writeProcesses(plain{w}, all, note)
 			return nil
 		})
 		if err != nil {

@@ -182,21 +182,21 @@ func (s Socket) dial(ctx context.Context) (net.Conn, error) {
 
 // Snapshot fetches a snapshot from the process, as inspect.Take takes it.
 func (s Socket) Snapshot(ctx context.Context) (inspect.Snapshot, error) {
-	return s.snapshot(ctx, "snapshot")
+	return s.snapshot(ctx, "snapshot", inspect.Read)
 }
 
 // Summary fetches a snapshot as inspect.Summarize takes it.
 func (s Socket) Summary(ctx context.Context) (inspect.Snapshot, error) {
-	return s.snapshot(ctx, "summary")
+	return s.snapshot(ctx, "summary", inspect.ReadSummary)
 }
 
-func (s Socket) snapshot(ctx context.Context, name string) (inspect.Snapshot, error) {
+func (s Socket) snapshot(ctx context.Context, name string, read func(io.Reader) (inspect.Snapshot, error)) (inspect.Snapshot, error) {
 	body, err := s.Get(ctx, name)
 	if err != nil {
 		return inspect.Snapshot{}, err
 	}
-	defer func() { _ = body.Close() }() // all of it has been read
-	return inspect.Read(body)
+	defer func() { _ = body.Close() }() // what follows is not wanted
+	return read(body)
 }
 
 // Get fetches a path of Handler. The caller closes the body.

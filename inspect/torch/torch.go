@@ -16,6 +16,9 @@ import (
 // with its bytes in use as its only block. Events of a pool's history are left out if
 // their memory is no longer mapped, because the viewer shows mapped memory only.
 func Write(w io.Writer, s inspect.Snapshot) error {
+	if err := checkDevices(s); err != nil {
+		return fmt.Errorf("torch: %w", err)
+	}
 	b := bufio.NewWriter(w)
 	p := &pickler{w: b, strings: map[string]int{}}
 	d := document{p: p, s: s, frames: make([]int, len(s.Stacks))}
@@ -83,6 +86,23 @@ func (d *document) devices() int {
 		n = max(n, b.Device+1)
 	}
 	return n
+}
+
+// checkDevices returns an error for a device that no snapshot has: each number up to the
+// largest becomes a list.
+func checkDevices(s inspect.Snapshot) error {
+	const most = 1 << 10
+	for _, p := range s.Pools {
+		if p.Device < 0 || p.Device >= most {
+			return fmt.Errorf("pool %d is on device %d, of at most %d", p.Serial, p.Device, most)
+		}
+	}
+	for _, b := range s.Buffers {
+		if b.Device < 0 || b.Device >= most {
+			return fmt.Errorf("the buffer at %v is on device %d, of at most %d", b.Ptr, b.Device, most)
+		}
+	}
+	return nil
 }
 
 // block is a block or the free memory between two.

@@ -3,6 +3,8 @@ package torch_test
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,4 +125,13 @@ func TestAnEmptySnapshot(t *testing.T) {
 	var w bytes.Buffer
 	require.NoError(t, torch.Write(&w, inspect.Snapshot{}))
 	require.Empty(t, python(t, w.Bytes())["segments"])
+}
+
+// Each device up to the largest has a list in the pickle.
+func TestDevicesThatCannotBe(t *testing.T) {
+	for _, device := range []int{-7, 1e9} {
+		for _, s := range []inspect.Snapshot{{Pools: []inspect.Pool{{Device: device}}}, {Buffers: []inspect.Buffer{{Device: device}}}} {
+			require.ErrorContains(t, torch.Write(io.Discard, s), fmt.Sprintf("on device %d", device))
+		}
+	}
 }

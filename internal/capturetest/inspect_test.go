@@ -14,8 +14,6 @@ func (w *world) snapshot() inspect.Snapshot {
 
 var inspectCases = join(
 	plain("Address", func(*world) inspect.Address { return 1 << 40 }, "String", "MarshalText"),
-	plain("Pool", func(*world) inspect.Pool { return inspect.Pool{} }, "LogValue"),
-	plain("Use", func(*world) inspect.Use { return inspect.Use{} }, "LogValue"),
 	plain("Stack", func(*world) inspect.Stack { return inspect.Stack{"main.main (main.go:1)"} }, "String"),
 	table{
 		"Address.UnmarshalText": func(*world) func() error {
@@ -38,10 +36,6 @@ var inspectCases = join(
 			s := w.snapshot()
 			return func() error { s.Holder(s.Reservations[0]); return nil }
 		},
-		"Snapshot.LogValue": func(w *world) func() error {
-			s := w.snapshot()
-			return func() error { s.LogValue(); return nil }
-		},
 		"Snapshot.Uses": func(w *world) func() error {
 			s := w.snapshot()
 			return func() error { s.Uses(); return nil }
@@ -56,6 +50,13 @@ var inspectCases = join(
 				w.Fatal(err)
 			}
 			return func() error { _, err := inspect.Read(&text); return err }
+		},
+		"ReadSummary": func(w *world) func() error {
+			var text bytes.Buffer
+			if err := w.snapshot().Write(&text); err != nil {
+				w.Fatal(err)
+			}
+			return func() error { _, err := inspect.ReadSummary(&text); return err }
 		},
 	},
 )
