@@ -1,7 +1,7 @@
 // Libcuvmm is the pool of package vmm/pool as a C library, and as PyTorch's
 // allocator:
 //
-//	go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm
+//	go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm && cp cmd/libcuvmm/libcuvmm.h .
 //
 // libcuvmm.h has its calls; the functions that PyTorch takes begin with
 // cuvmm_torch_, and python/cuvmm/torch.py passes them to it. It opens the driver

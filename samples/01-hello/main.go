@@ -1,17 +1,23 @@
 // Command 01-hello puts numbers on the GPU and reads them back.
 //
 //	go run ./samples/01-hello
+//
+// CUVMM_DRIVER chooses the driver, as it does for every program: real or sim.
 package main
 
 import (
 	"fmt"
 	"log"
+	"os"
 
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		log.Fatalf("argument %q: none is taken; CUVMM_DRIVER=real or CUVMM_DRIVER=sim chooses the driver", os.Args[1])
+	}
 	sys, err := auto.Open(auto.Options{}) // the GPU, or the software driver without one
 	check(err)
 	defer func() { check(sys.Close()) }()

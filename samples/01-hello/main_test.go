@@ -18,15 +18,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func hello(t *testing.T, environment ...string) (string, error) {
-	cmd := exec.CommandContext(t.Context(), os.Args[0])
+func hello(t *testing.T, args []string, environment ...string) (string, error) {
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
 	cmd.Env = append(append(os.Environ(), "RUN_SAMPLE=1"), environment...)
 	said, err := cmd.CombinedOutput()
 	return string(said), err
 }
 
 func TestSampleReadsBackWhatItWrote(t *testing.T) {
-	said, err := hello(t, "CUVMM_DRIVER=sim")
+	said, err := hello(t, nil, "CUVMM_DRIVER=sim")
 	require.NoError(t, err, said)
 	require.Regexp(t, `^device 0 \(Software GPU\) holds \[1 2 3 4\] at 0x[0-9a-f]+, on the software driver`, said)
 }
@@ -43,7 +43,10 @@ func TestSampleFailsIfItsOutputIsLost(t *testing.T) {
 }
 
 func TestSampleSaysWhatIsWrong(t *testing.T) {
-	said, err := hello(t, "CUVMM_DRIVER=gpu")
+	said, err := hello(t, nil, "CUVMM_DRIVER=gpu")
 	require.Error(t, err)
 	require.Contains(t, said, `use "auto", "real" or "sim"`)
+	said, err = hello(t, []string{"-driver", "real"}, "CUVMM_DRIVER=sim")
+	require.Error(t, err)
+	require.Contains(t, said, `argument "-driver": none is taken; CUVMM_DRIVER=real`)
 }

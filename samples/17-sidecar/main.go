@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
@@ -46,18 +47,24 @@ func run(e *app.Env) (err error) {
 // reader starts both, kills the publisher after some rounds, and reads on.
 func reader(e *app.Env, dir string) (err error) {
 	ctx, stop := context.WithCancel(e.Context)
-	defer stop()
-	first, err := e.Again(ctx, "publisher", "-dir", dir)
-	if err != nil {
-		return err
+	var started []*exec.Cmd
+	defer func() {
+		stop()
+		for _, c := range started {
+			_ = c.Wait() // interrupted, or waited for already
+		}
+	}()
+	for _, role := range []string{"publisher", "sidecar"} {
+		cmd, err := e.Again(ctx, role, "-dir", dir)
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			return err
+		}
+		started = append(started, cmd)
 	}
-	second, err := e.Again(ctx, "sidecar", "-dir", dir)
-	if err == nil {
-		err = errors.Join(first.Start(), second.Start())
-	}
-	if err != nil {
-		return err
-	}
+	first := started[0]
 	client, f, err := follow(e, dir)
 	if err != nil {
 		return err
@@ -88,7 +95,5 @@ func reader(e *app.Env, dir string) (err error) {
 		}
 	}
 	e.Line("reader", "has %d elements from both, at the same address: %v", len(got)/step*step, at == f.Array().Ptr())
-	stop()
-	_ = second.Wait() // interrupted
 	return nil
 }

@@ -85,6 +85,9 @@ type Env struct {
 func Main(s Sample) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // from then on an interrupt has its usual effect
+	if Started() {
+		ctx = untilOrphaned(ctx)
+	}
 	err := s.Test(ctx, nil, os.Args[1:], os.Stdin, os.Stdout)
 	stop()
 	switch usage := (usageError{}); {

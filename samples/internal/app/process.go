@@ -3,6 +3,7 @@ package app
 import (
 	"cmp"
 	"context"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -12,7 +13,9 @@ import (
 
 // Again returns a command that runs this sample again, as another process in the
 // given role, with the same driver. It writes to e.Out and standard error. When
-// ctx ends the process is interrupted, and killed if that does not end it.
+// ctx ends the process is interrupted, and killed if that does not end it. Its own context
+// ends, too, when this process does, however that ends: its standard input is a pipe of
+// this process, to which nothing is written.
 func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -22,7 +25,21 @@ func (e *Env) Again(ctx context.Context, role string, args ...string) (*exec.Cmd
 	cmd.Stdout, cmd.Stderr = e.Out, os.Stderr
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
 	cmd.WaitDelay = 20 * time.Second
+	if _, err := cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
 	return cmd, nil
+}
+
+// untilOrphaned returns a context that ends when the process ends that started this one by
+// Again.
+func untilOrphaned(ctx context.Context) context.Context {
+	ctx, cancel := context.WithCancelCause(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		cancel(errors.New("the process that started this one has ended"))
+	}()
+	return ctx
 }
 
 // Started reports whether Again started this process. The samples' tests, which
