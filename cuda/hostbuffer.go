@@ -33,7 +33,7 @@ func (d *Device) NewHostBuffer(n int) (*HostBuffer, error) {
 		return nil, err
 	}
 	if n <= 0 {
-		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+		return nil, errs.Invalid(op, errs.Count(n, "byte"), "ask for at least one byte")
 	}
 	if uint64(n) > maxHostBytes {
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfMemory,

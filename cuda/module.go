@@ -240,13 +240,13 @@ func checkImage(op string, image []byte) error {
 	ends, binary := imageEnd(image)
 	switch {
 	case binary && ends == unknownEnd:
-		return errs.Invalid(op, fmt.Sprintf("a binary image of %d bytes whose header is cut short or gives no size", len(image)),
+		return errs.Invalid(op, fmt.Sprintf("a binary image of %s whose header is cut short or gives no size", errs.Count(len(image), "byte")),
 			"build or read the image again")
 	case binary && ends > uint64(len(image)):
-		return errs.Invalid(op, fmt.Sprintf("a binary image of %d bytes that says it has %d", len(image), ends),
+		return errs.Invalid(op, fmt.Sprintf("a binary image of %s that says it has %d", errs.Count(len(image), "byte"), ends),
 			"the image is cut short, or no code for a GPU: build or read it again")
 	case !binary && image[0] == 0:
-		return errs.Invalid(op, fmt.Sprintf("an image of %d bytes that begins with a NUL", len(image)), "pass PTX text, a cubin, or a fat binary")
+		return errs.Invalid(op, fmt.Sprintf("an image of %s that begins with a NUL", errs.Count(len(image), "byte")), "pass PTX text, a cubin, or a fat binary")
 	}
 	return nil
 }

@@ -139,7 +139,7 @@ func decodeText(op string, text []byte, prefix string, most int) ([]byte, error)
 			"pass the text of MarshalText, of the same version of this library")
 	}
 	if i := strings.IndexAny(code, "\r\n"); i >= 0 {
-		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("a line end after %d bytes", len(prefix)+i), "pass the text without white space")
+		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("a line end after %s", errs.Count(len(prefix)+i, "byte")), "pass the text without white space")
 	}
 	b, err := textEncoding.DecodeString(code)
 	if err != nil {

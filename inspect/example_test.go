@@ -14,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
@@ -138,6 +139,41 @@ func ExampleRead() {
 	fmt.Println(back.Format, back.Version, back.Process == s.Process)
 	// Output:
 	// cuvmm snapshot 1 true
+}
+
+// A reader of many processes' summaries bounds what each of them may send.
+func ExampleReadSummary() {
+	sys, _ := opened()
+	defer sys.Close()
+	s, err := inspect.Summarize(sys)
+	check(err)
+	var reply bytes.Buffer
+	check(s.Write(&reply))
+
+	back, err := inspect.ReadSummary(&reply)
+	check(err)
+	fmt.Println(back.Process == s.Process)
+	// Output:
+	// true
+}
+
+// What an operation could not give back is in the snapshot, and tried again.
+func ExampleLeftover() {
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned(cuda.Options{})
+	check(err)
+	defer sys.Close()
+	machine.Inject(sim.Fault{Call: "cuMemRelease", Result: 999})
+	_, err = sys.Devices()[0].Probe()
+	check(err)
+	s, err := inspect.Take(sys)
+	check(err)
+	for _, left := range s.Leftovers {
+		fmt.Println(left.What, left.Bytes, left.Device)
+	}
+	// Output:
+	// memory 2097152 0
 }
 
 // A pool's blocks have the stacks that allocated them if the pool tracks them, and its

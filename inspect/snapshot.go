@@ -47,6 +47,10 @@ type Snapshot struct {
 	Followers    []Follower    `json:"followers,omitempty"`
 	Leases       []Lease       `json:"leases,omitempty"`
 
+	// Leftovers are what operations could not give back, the oldest first: see
+	// cuda.System.Leftovers. A summary has their totals alone.
+	Leftovers []Leftover `json:"leftovers,omitempty"`
+
 	// Stacks are the stacks of creation. A Stack field is an index into them that counts
 	// from 1; 0 is no stack.
 	Stacks []Stack `json:"stacks,omitempty"`
@@ -276,6 +280,17 @@ type Lease struct {
 	Until time.Time `json:"until"`
 	// Importers are the pids of the processes that have imported it.
 	Importers []int `json:"importers,omitempty"`
+}
+
+// Leftover is what an operation could not give back. The library tries it again.
+type Leftover struct {
+	// What is its kind: "memory", "event", "stream", "address range".
+	What  string `json:"what"`
+	Bytes int    `json:"bytes,omitempty"`
+	// Device is -1 if it is of none.
+	Device int `json:"device"`
+	// Error is of the last try.
+	Error string `json:"error"`
 }
 
 // Stack is a stack of functions, the innermost first, each as "function

@@ -45,6 +45,9 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	if whole {
 		t.sys.Live.Each(t.object)
 		t.s.Reservations = apart(t.s.Reservations)
+		for _, l := range sys.Leftovers() {
+			t.s.Leftovers = append(t.s.Leftovers, Leftover{What: l.What, Bytes: l.Bytes, Device: l.Device, Error: l.Err.Error()})
+		}
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
 	for _, x := range t.sys.Shown() {

@@ -83,7 +83,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 	case core.SystemOf(d) == nil:
 		return nil, errs.NilDevice(op)
 	case n <= 0:
-		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes", n), "ask for at least one byte")
+		return nil, errs.Invalid(op, errs.Count(n, "byte"), "ask for at least one byte")
 	case n > maxBytes:
 		return nil, errs.Invalid(op, errs.Bytes(n), "no machine has that much: ask for less")
 	}

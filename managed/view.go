@@ -30,7 +30,7 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	case core.SystemOf(d) == nil:
 		return nil, errs.NilDevice(op)
 	case p == 0 || n <= 0 || n > maxBytes || uint64(p)+uint64(n) < uint64(p):
-		return nil, errs.Invalid(op, fmt.Sprintf("%d bytes at %v", n, p), "name the memory's address, and at least one byte")
+		return nil, errs.Invalid(op, fmt.Sprintf("%s at %v", errs.Count(n, "byte"), p), "name the memory's address, and at least one byte")
 	}
 	ctx, err := core.ContextOf(op, d)
 	if err != nil {

@@ -82,7 +82,7 @@ func (t *Team) plan(ctx context.Context, size int) (rendezvous.Facts, error) {
 	a, err := t.step(ctx, stepPlan, t.part(stepPlan, func() (offering, error) {
 		const op = "multicast.NewTeam"
 		if size <= 0 || size > maxBytes {
-			return offering{}, errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device is to have")
+			return offering{}, errs.Invalid(op, "a size of "+errs.Count(size, "byte"), "ask for as much as each device is to have")
 		}
 		if limit := t.options.CallTimeout; limit < 0 {
 			return offering{}, errs.Invalid(op, fmt.Sprintf("a CallTimeout of %v", limit), fmt.Sprintf("use 0 for %v, or more", DefaultCallTimeout))

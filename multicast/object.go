@@ -52,7 +52,7 @@ func Create(s *cuda.System, size int, p Properties) (*Object, error) {
 		return nil, errNilSystem(op)
 	}
 	if size <= 0 || size > maxBytes {
-		return nil, errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), "ask for as much as each device binds")
+		return nil, errs.Invalid(op, "a size of "+errs.Count(size, "byte"), "ask for as much as each device binds")
 	}
 	prop, err := p.prop(op)
 	if err != nil {

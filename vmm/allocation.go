@@ -75,7 +75,7 @@ func checkSize(op string, size int, gran uint64) error {
 	g := int(gran)
 	switch {
 	case size <= 0:
-		return errs.Invalid(op, fmt.Sprintf("a size of %d bytes", size), fmt.Sprintf("ask for a multiple of %s", errs.Bytes(g)))
+		return errs.Invalid(op, "a size of "+errs.Count(size, "byte"), fmt.Sprintf("ask for a multiple of %s", errs.Bytes(g)))
 	case size > maxBytes:
 		return errs.Invalid(op, fmt.Sprintf("a size of %s", errs.Bytes(size)), "no device has that much: ask for less")
 	case size%g != 0:
@@ -117,7 +117,7 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
 	if all > uint64(size) {
-		asked = fmt.Sprintf("%s more on %v, of which %s were being created", errs.Bytes(all), loc, errs.Bytes(size))
+		asked = fmt.Sprintf("%s more on %v, in pieces of %s", errs.Bytes(all), loc, errs.Bytes(size))
 	}
 	if why := refused(d, prop, r); why != nil {
 		return fmt.Errorf("%s: %s: %w", op, asked, why)

@@ -193,7 +193,7 @@ func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags
 			hint = readOnlyHint
 		}
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
-			Asked: fmt.Sprintf("a stream of %v, which has %v to the buffer", s.Device(), AccessMode(have)), Hint: hint})
+			Asked: fmt.Sprintf("a stream of %v, whose access to the buffer is %v", s.Device(), AccessMode(have)), Hint: hint})
 	}
 	return nil
 }

@@ -140,7 +140,7 @@ func elementBytes[T any](op string, n int) (int, error) {
 	}
 	if n > math.MaxInt/size {
 		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
-			Asked: fmt.Sprintf("%d elements of %d bytes", n, size), Hint: "no address space holds that many: ask for fewer"})
+			Asked: fmt.Sprintf("%s of %s", errs.Count(n, "element"), errs.Bytes(size)), Hint: "no address space holds that many: ask for fewer"})
 	}
 	return n * size, nil
 }

@@ -197,7 +197,7 @@ func TestAGrowthThatFailsSaysWhatWasAskedFor(t *testing.T) {
 	closed(t, b)
 	err = b.Grow(16 * mib)
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
-	require.ErrorContains(t, err, "16 MiB more on device 0, of which 2 MiB were being created, with ")
+	require.ErrorContains(t, err, "16 MiB more on device 0, in pieces of 2 MiB, with ")
 	require.ErrorContains(t, err, " free of 9 MiB")
 	require.NoError(t, b.Grow(2*mib), "what was created went back")
 }

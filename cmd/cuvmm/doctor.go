@@ -177,7 +177,7 @@ func deviceFindings(d *cuda.Device) []finding {
 	if err != nil {
 		return []finding{{Check: "capabilities", Severity: problem, Seen: err.Error(), Means: "the device cannot be used"}}
 	}
-	all := []finding{ok("device", "%s, compute capability %d.%d, %d MiB", d.Name(), c.ComputeMajor, c.ComputeMinor, d.TotalMemory()>>20)}
+	all := []finding{ok("device", "%s, compute capability %d.%d, %s", d.Name(), c.ComputeMajor, c.ComputeMinor, size(d.TotalMemory()))}
 	if strings.Contains(d.Name(), "MIG") {
 		all = append(all, finding{Check: "MIG", Severity: note, Seen: "it is a part of a GPU", Means: "access between devices and fabric handles are not available"})
 	}
@@ -222,7 +222,7 @@ func try(d *cuda.Device) finding {
 	if err := roundTrip(d, granule); err != nil {
 		return failed(err)
 	}
-	return ok("virtual memory", "memory was created, mapped, written and read; granularity %d KiB", granule>>10)
+	return ok("virtual memory", "memory was created, mapped, written and read; granularity %s", size(int(granule)))
 }
 
 // tryReserve reserves as much address space as a growable array does.

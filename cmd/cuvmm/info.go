@@ -174,9 +174,9 @@ func (i deviceInfo) write(out io.Writer) {
 		fmt.Fprintf(out, "  %-26s "+format+"\n", append([]any{name}, args...)...)
 	}
 	line("UUID", "%s", i.UUID)
-	line("memory", "%d MiB, of which %d are free", i.Memory>>20, i.Free>>20)
+	line("memory", "%s, of which %s are free", size(i.Memory), size(i.Free))
 	line("compute capability", "%d.%d", c.ComputeMajor, c.ComputeMinor)
-	line("granularity", "%d KiB, recommended %d KiB", c.MinimumGranularity>>10, c.RecommendedGranularity>>10)
+	line("granularity", "%s, recommended %s", size(c.MinimumGranularity), size(c.RecommendedGranularity))
 	for _, has := range []struct {
 		name string
 		yes  bool

@@ -149,7 +149,7 @@ func addressSpace(h host) []finding {
 	if err != nil || n >= math.MaxInt64 {
 		return []finding{ok("address space", "not limited")}
 	}
-	return []finding{{Check: "address space", Severity: warning, Device: machine, Seen: fmt.Sprintf("limited to %d MiB (ulimit -v)", n>>20),
+	return []finding{{Check: "address space", Severity: warning, Device: machine, Seen: fmt.Sprintf("limited to %s (ulimit -v)", size(int(n))),
 		Means:  "the driver and every growable array reserve many more addresses than they have memory: either may fail (error 2), as the trials below show",
 		Remedy: "lift the limit; limit memory by control groups instead", Commands: []string{"ulimit -v unlimited"}}}
 }
@@ -186,7 +186,7 @@ func memoryLimit(h host) []finding {
 	if of == "" {
 		return []finding{ok("host memory", "no limit of a control group is seen")}
 	}
-	return []finding{{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %d MiB", of, lowest>>20),
+	return []finding{{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %s", of, size(int(lowest))),
 		Means:  "pinned memory and managed memory on the host count towards it, and reaching it ends the process",
 		Remedy: "raise the limit if the program pins more (memory.max; --memory of a container; MemoryMax of a service)"}}
 }

@@ -150,10 +150,10 @@ func TestMachineFindings(t *testing.T) {
 		{"a control file without permission", healthy(), refused("nvidiactl"), problem, "/dev/nvidiactl cannot be read and written: permission denied"},
 		{"a GPU without permission", healthy(), refused("nvidia0"), warning, "this process does not see that GPU"},
 		{"few open files", healthy(), limited(openedFiles, 1024), warning, "at most 1024"},
-		{"little address space", healthy(), limited(addresses, 8<<30), warning, "limited to 8192 MiB (ulimit -v)"},
-		{"control group", healthy().with("sys/fs/cgroup/memory.max", "2147483648\n"), nil, note, "the control group / allows 2048 MiB"},
-		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group / allows 1024 MiB"},
-		{"a group above", healthy().with("proc/self/cgroup", "0::/user.slice/app").with("sys/fs/cgroup/user.slice/memory.max", "1073741824").with("sys/fs/cgroup/user.slice/app/memory.max", "max"), nil, note, "the control group /user.slice allows 1024 MiB"},
+		{"little address space", healthy(), limited(addresses, 8<<30), warning, "limited to 8 GiB (ulimit -v)"},
+		{"control group", healthy().with("sys/fs/cgroup/memory.max", "2147483648\n"), nil, note, "the control group / allows 2 GiB"},
+		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group / allows 1 GiB"},
+		{"a group above", healthy().with("proc/self/cgroup", "0::/user.slice/app").with("sys/fs/cgroup/user.slice/memory.max", "1073741824").with("sys/fs/cgroup/user.slice/app/memory.max", "max"), nil, note, "the control group /user.slice allows 1 GiB"},
 		{"a group of version 1", healthy().with("proc/self/cgroup", "7:cpu:/x\n4:memory:/a/b\n0::/").with("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712").with("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "1048576"), nil, note, "the control group /a/b allows 1 MiB"},
 		{"seccomp", healthy().with("proc/self/status", "Seccomp:\t2\n"), nil, note, "system calls are filtered"},
 		{"ptrace", healthy().with("proc/sys/kernel/yama/ptrace_scope", "1\n"), nil, note, "ptrace_scope is 1"},
@@ -212,7 +212,7 @@ func TestDeviceFindings(t *testing.T) {
 		severity severity
 		want     string
 	}{
-		{"all is well", sim.Options{}, "virtual memory", fine, "memory was created, mapped, written and read; granularity 2048 KiB"},
+		{"all is well", sim.Options{}, "virtual memory", fine, "memory was created, mapped, written and read; granularity 2 MiB"},
 		{"addresses", sim.Options{}, "address space", fine, "16 GiB, as much as the device has, can be reserved"},
 		{"descriptors", sim.Options{}, "sharing by descriptor", fine, "exported and imported"},
 		{"no descriptors", sim.WithoutDescriptors(), "sharing by descriptor", note, "could not be exported"},
@@ -403,7 +403,7 @@ func TestInfo(t *testing.T) {
 	var out, complaints bytes.Buffer
 	h := show(t, healthy(), sim.Options{Devices: make([]sim.DeviceOptions, 2)})
 	require.Equal(t, exitOK, run([]string{"info"}, &out, &complaints, h))
-	for _, want := range []string{"software driver, CUDA 13.0\n", "device 1: Software GPU\n", "granularity                2048 KiB, recommended 2048 KiB\n", "RDMA                       yes\n", "256.00"} {
+	for _, want := range []string{"software driver, CUDA 13.0\n", "device 1: Software GPU\n", "granularity                2 MiB, recommended 2 MiB\n", "RDMA                       yes\n", "256.00"} {
 		require.Contains(t, out.String(), want)
 	}
 	out.Reset()

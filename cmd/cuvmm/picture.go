@@ -293,6 +293,13 @@ func (p picture) tables(s inspect.Snapshot) {
 	for _, l := range s.Leases {
 		fmt.Fprintf(p.out, "leases %s until %s\n", size(l.Bytes), l.Until.Format("15:04:05"))
 	}
+	for i, l := range s.Leftovers {
+		if i == most {
+			fmt.Fprintf(p.out, "and %d more of %d that could not be given back (-json shows all)\n", len(s.Leftovers)-most, len(s.Leftovers))
+			break
+		}
+		fmt.Fprintf(p.out, "could not be given back, and is tried again: %s of %s: %s\n", l.What, size(l.Bytes), l.Error)
+	}
 	for i, u := range s.Uses() {
 		if i == 0 {
 			fmt.Fprintln(p.out, "most memory:")

@@ -63,7 +63,7 @@ func TestStrangersTextControlsNoTerminal(t *testing.T) {
 		args    []string
 		command func(string, ...string) (string, error)
 	}{
-		"nvidia-smi's processes": {[]string{"top"}, smi("4711, /home/eve/"+hostile+", 100\n", nil)},
+		"nvidia-smi's processes": {[]string{"top"}, smi("4711, /opt/eve/"+hostile+", 100\n", nil)},
 		"nvidia-smi's error":     {[]string{"top"}, smi("", errors.New(hostile))},
 		"an argument":            {[]string{"map", hostile}, smi("", nil)},
 		"a driver":               {[]string{"info", "-driver", hostile}, smi("", nil)},

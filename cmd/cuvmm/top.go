@@ -16,6 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/serve"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 const topUsage = `usage: cuvmm top [flags]
@@ -212,6 +213,9 @@ func writeShared(out io.Writer, s inspect.Snapshot) {
 	}
 	for _, f := range s.Followers {
 		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s\n", "", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
+	}
+	if n := s.Totals.Leftovers; n > 0 {
+		fmt.Fprintf(out, "%8s  %s that could not be given back, tried again: %s of memory\n", "", errs.Count(n, "resource"), size(s.Totals.LeftoverBytes))
 	}
 	if n := len(s.Leases); n > 0 {
 		fmt.Fprintf(out, "%8s  %d leases are open\n", "", n)

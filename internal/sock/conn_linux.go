@@ -287,7 +287,7 @@ type Listener struct{ *net.UnixListener }
 func Listen(d *Dir, name string) (Listener, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: d.through(name), Net: "unixpacket"})
 	if err != nil {
-		return Listener{}, err
+		return Listener{}, d.named(err, name)
 	}
 	l.SetUnlinkOnClose(false)
 	return Listener{l}, nil
@@ -297,7 +297,7 @@ func Listen(d *Dir, name string) (Listener, error) {
 func ListenStream(d *Dir, name string) (net.Listener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.through(name), Net: "unix"})
 	if err != nil {
-		return nil, err
+		return nil, d.named(err, name)
 	}
 	l.SetUnlinkOnClose(false)
 	return l, nil
@@ -317,7 +317,7 @@ func Dial(ctx context.Context, d *Dir, name string) (*Conn, error) {
 	var dialer net.Dialer
 	n, err := dialer.DialContext(ctx, "unixpacket", d.through(name))
 	if err != nil {
-		return nil, err
+		return nil, d.named(err, name)
 	}
 	return wrap(n.(*net.UnixConn))
 }

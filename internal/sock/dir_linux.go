@@ -3,7 +3,9 @@ package sock
 import (
 	"errors"
 	"fmt"
+	"net"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -49,6 +51,16 @@ func NoDir(err error) bool { return errors.Is(err, unix.ENOTDIR) || errors.Is(er
 
 // through returns the path of a name by way of the open directory.
 func (d *Dir) through(name string) string { return fmt.Sprintf("/proc/self/fd/%d/%s", d.f.Fd(), name) }
+
+// named returns an error of package net with the path that the caller knows in place of the
+// way through the directory.
+func (d *Dir) named(err error, name string) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		op.Addr = &net.UnixAddr{Name: filepath.Join(d.f.Name(), name), Net: op.Net}
+	}
+	return err
+}
 
 // Lookup identifies the file of a name. It does not follow links.
 func (d *Dir) Lookup(name string) (Entry, error) {
