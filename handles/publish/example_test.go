@@ -49,9 +49,8 @@ func ExampleServer() {
 	defer writer.Close()
 
 	// The follower.
-	conn, err := peer.Dial(ctx, filepath.Join(dir, "server"), peer.Options{})
+	client, err := publish.Dial(ctx, filepath.Join(dir, "server"), publish.DialOptions{})
 	check(err)
-	client := publish.NewClient(conn)
 	defer client.Close()
 	follower, err := publish.Follow[float32](ctx, client, dev, "weights", publish.FollowOptions{ReadOnly: true})
 	check(err)
