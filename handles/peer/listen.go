@@ -53,7 +53,11 @@ func Listen(dir, name string, o Options) (*Listener, error) {
 		return nil, peererr.Invalid(op, `directory ""`, "name one of this user's own")
 	}
 	o = o.withDefaults()
-	d, err := openDir(op, filepath.Clean(dir), true) // a slash behind a link would follow it
+	dir, err := filepath.Abs(dir) // cleaned, too: a slash behind a link would follow it
+	if err != nil {
+		return nil, peererr.System(op, "this process's directory", err)
+	}
+	d, err := openDir(op, dir, true)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 // Client lists, opens and follows the publications of a [Server]. All methods are safe
 // for concurrent use. The caller closes it, and closes its followers separately.
 type Client struct {
-	path    string // of the socket; empty if the caller made the connection
+	path    string // of the socket, absolute; empty if the caller made the connection
 	options DialOptions
 	ctx     context.Context // ends with Close, and with ComeBack.Context
 	cancel  context.CancelFunc
@@ -28,8 +29,9 @@ type Client struct {
 	mu      sync.Mutex
 	now     *line
 	changed chan struct{} // closed and replaced when there is another line
-	// process serves the socket; nil if it cannot be watched.
+	// process serves the socket; nil if it cannot be watched. folder is the socket's.
 	process *sock.Process
+	folder  *sock.Dir
 }
 
 // DialOptions configure [Dial]. The zero value connects once.
@@ -70,6 +72,10 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		}
 		o.ComeBack = &back
 	}
+	path, err := filepath.Abs(path) // a later chdir changes nothing
+	if err != nil {
+		return nil, peererr.System(op, "this process's directory", err)
+	}
 	dial := peer.Dial
 	if o.Wait {
 		dial = peer.DialWait
@@ -80,7 +86,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	}
 	k := newClient(c)
 	k.path, k.options = path, o
-	k.process, _ = k.now.conn.in.Socket().Process() // without it TakeOver returns an error
+	k.metLocked() // nothing else refers to it yet
 	if b := o.ComeBack; b != nil {
 		if b.Context != nil {
 			stop := context.AfterFunc(b.Context, k.cancel)
@@ -125,16 +131,31 @@ func (k *Client) redial() {
 			return
 		}
 		old, began = newLine(c), time.Now()
-		process, _ := old.conn.in.Socket().Process()
 		k.mu.Lock()
-		if k.process != nil {
-			_ = k.process.Close()
-		}
-		k.now, k.process = old, process
+		k.now = old
+		k.metLocked()
 		close(k.changed)
 		k.changed = make(chan struct{})
 		k.mu.Unlock()
 	}
+}
+
+// metLocked holds the process that serves the current connection, and the socket's folder.
+// Without them TakeOver returns an error.
+func (k *Client) metLocked() {
+	k.partLocked()
+	k.process, _ = k.now.conn.in.Socket().Process()
+	k.folder, _ = sock.OpenDir(filepath.Dir(k.path), false)
+}
+
+func (k *Client) partLocked() {
+	if k.process != nil {
+		_ = k.process.Close()
+	}
+	if k.folder != nil {
+		_ = k.folder.Close()
+	}
+	k.process, k.folder = nil, nil
 }
 
 // dialAgain connects, or returns nil if the client is closed.
@@ -215,10 +236,7 @@ func (k *Client) Close() error {
 		k.cancel()
 		k.dialing.Wait()
 		k.mu.Lock()
-		if k.process != nil {
-			_ = k.process.Close()
-		}
-		k.process = nil
+		k.partLocked()
 		k.mu.Unlock()
 		return k.current().close()
 	})

@@ -29,7 +29,8 @@ import (
 // The follower needs FollowOptions.KeepDescriptors and WriteAccess, and its client must
 // be made by Dial. TakeOver returns cuda.ErrInUse if another process has bound the
 // socket: the cause is a [peer.ServedError], which names that process, and the follower
-// is unchanged. If its client has come back to that process, the next TakeOver waits for
+// is unchanged. A process that took the publication over and gave the socket back is
+// waited for, too, because it still has the memory. If its client has come back to that process, the next TakeOver waits for
 // that process's end. After any other error the follower may no longer come back, and
 // TakeOver may be called again.
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T]) (*Publication, error) {
@@ -69,32 +70,58 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 // for one server are serialized from then on: one that finds the socket bound relies on
 // it to be served.
 func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*Publication, error) {
-	if err := f.client.awaitProcess(ctx, op); err != nil {
+	for {
+		if err := f.client.awaitProcess(ctx, op); err != nil {
+			return nil, err
+		}
+		at, err := f.client.place(op)
+		if err != nil {
+			return nil, err
+		}
+		p, err := s.takeOverAt(ctx, op, f, at)
+		_ = at.folder.Close()
+		if p != nil || err != nil {
+			return p, err
+		}
+	}
+}
+
+// takeOverAt returns nil and no error if another process took the publication over since
+// this one waited for it.
+func (s *Server) takeOverAt(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
+	if err := at.awaitOwner(ctx, op, f.id()); err != nil {
 		return nil, err
 	}
 	if !s.takingOver.Take(ctx, nil) {
 		return nil, peererr.Wait(ctx, op, "another publication is being taken over", "try again")
 	}
 	defer s.takingOver.Give()
-	return s.takeOverInTurn(ctx, op, f)
+	return s.takeOverInTurn(ctx, op, f, at)
 }
 
-// takeOverInTurn is takeOverSocket for a caller that has waited for the publisher's end,
-// and has takingOver.
-func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower) (*Publication, error) {
+// takeOverInTurn is takeOverAt for a caller that has waited for the publisher's end, and has
+// takingOver.
+func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
 	l, mine, err := s.bindTaken(op, f.client)
 	if err != nil {
 		return nil, err
 	}
 	var p *Publication
+	var taken bool
+	var undo func()
 	// Again, because the client may have come back to another process since.
 	if err = f.client.awaitProcess(ctx, op); err == nil {
-		p, err = s.succeed(ctx, op, f)
+		taken, undo, err = at.take(ctx, op, f.id())
+	}
+	if taken {
+		if p, err = s.succeed(ctx, op, f); err != nil {
+			undo()
+		}
 	}
 	switch {
-	case err == nil && mine:
+	case p != nil && mine:
 		s.serveTaken(l)
-	case err != nil && mine:
+	case p == nil && mine:
 		err = errors.Join(err, s.unbindTaken(f.client.path))
 	}
 	return p, err
@@ -115,13 +142,7 @@ func (k *Client) awaitProcess(ctx context.Context, op string) error {
 		return peererr.New(op, cuda.ErrNotSupported, "the end of the publisher's process", "run both in one pid namespace, on Linux 5.3 or later")
 	}
 	defer func() { _ = process.Close() }()
-	if err := process.Wait(ctx); err != nil {
-		if ctx.Err() != nil {
-			return peererr.Wait(ctx, op, "the publisher's process has not ended", "end it, or wait longer")
-		}
-		return peererr.System(op, "the publisher's process", err)
-	}
-	return nil
+	return awaitEnd(ctx, op, process, "the publisher's process has not ended")
 }
 
 // bindTaken listens at the socket of a publisher that has ended, unless the server does
@@ -133,11 +154,7 @@ func (s *Server) bindTaken(op string, k *Client) (l *peer.Listener, mine bool, e
 	if l != nil {
 		return l, false, nil
 	}
-	dir, name := filepath.Split(k.path)
-	if dir == "" {
-		dir = "."
-	}
-	if l, err = peer.Listen(dir, name, k.options.Options); err != nil {
+	if l, err = peer.Listen(filepath.Dir(k.path), filepath.Base(k.path), k.options.Options); err != nil {
 		return nil, false, fmt.Errorf("%s: %w", op, err)
 	}
 	s.mu.Lock()
@@ -225,6 +242,13 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	f.changeLocked()
 	f.mu.Unlock()
 	return p, nil
+}
+
+// id returns the identity of the followed publication.
+func (f *follower) id() identity {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.identity
 }
 
 // current returns the follower's connection.

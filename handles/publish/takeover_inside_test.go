@@ -164,7 +164,11 @@ func TestATakeOverWaitsForTheProcessThatTheClientCameBackTo(t *testing.T) {
 	within, giveUp := context.WithCancel(peertest.Context(t))
 	took := make(chan error, 1)
 	go func() {
-		_, err := server.takeOverInTurn(within, "test", o.numbers.f)
+		at, err := o.client.place("test")
+		if err == nil {
+			_, err = server.takeOverInTurn(within, "test", o.numbers.f, at)
+			_ = at.folder.Close()
+		}
 		took <- err
 	}()
 	o.bound(t, server)

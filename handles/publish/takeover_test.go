@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"testing"
@@ -153,8 +155,21 @@ func (h *heir) obey(do task) (err error) {
 			return err
 		}
 		return h.p.Settle(ctx)
-	case "follow":
-		h.client, err = publish.Dial(ctx, h.place.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{}})
+	case "follow", "follow once", "follow relative":
+		path, o := h.place.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{}}
+		switch do.Do {
+		case "follow once": // so that it learns of no later publisher
+			o.ComeBack = nil
+		case "follow relative": // and then moves to a folder that looks alike
+			above, dir := filepath.Split(h.place.Dir)
+			path = filepath.Join(dir, "s")
+			elsewhere := filepath.Join(above, "elsewhere")
+			defer func() { err = errors.Join(err, os.MkdirAll(filepath.Join(elsewhere, dir), 0o700), os.Chdir(elsewhere)) }()
+			if err := os.Chdir(above); err != nil {
+				return err
+			}
+		}
+		h.client, err = publish.Dial(ctx, path, o)
 		if err == nil {
 			h.f, err = publish.Follow[uint32](ctx, h.client, h.d, "numbers", publish.FollowOptions{KeepDescriptors: true})
 		}
@@ -189,7 +204,7 @@ func (h *heir) obey(do task) (err error) {
 			h.taking <- h.takeOver(ctx)
 		}()
 		stacks := make([]byte, 1<<20)
-		for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("awaitProcess")) {
+		for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("publish.awaitEnd")) {
 			select {
 			case err := <-h.taking:
 				return fmt.Errorf("it waits for no process: %w", err)
@@ -198,6 +213,8 @@ func (h *heir) obey(do task) (err error) {
 		}
 	case "taken over":
 		return <-h.taking
+	case "end": // in order; the process has the memory still
+		return h.server.Close()
 	case "check":
 		a := h.array
 		if a == nil {
@@ -409,4 +426,68 @@ func TestOneTakesOver(t *testing.T) {
 		}
 	}
 	winner.Wait()
+}
+
+// A follower that slept through any number of take-overs waits for the process that took
+// over last, even if that gave the socket back in order: it has the memory still.
+func TestASleeperWaitsForWhoTookOver(t *testing.T) {
+	p := newPlace(t)
+	first, second, third, fourth := newKin(t, p), newKin(t, p), newKin(t, p), newKin(t, p)
+	sleepers := []*kin{newKin(t, p), newKin(t, p)}
+	first.do("publish", 0)
+	first.do("append", 1000)
+	for _, k := range []*kin{second, third, fourth} {
+		k.do("follow", 0)
+		k.do("until", 1000)
+	}
+	for _, k := range sleepers {
+		k.do("follow once", 0)
+		k.do("until", 1000)
+	}
+	first.Kill()
+	second.do("take over", 0)
+	second.do("end", 0)
+	sleepers[0].do("wait to take over", 0)
+	second.Kill()
+	sleepers[0].do("taken over", 0)
+	sleepers[0].do("append", 500)
+	sleepers[0].do("check", 0)
+
+	third.do("until", 1500)
+	fourth.do("until", 1500)
+	sleepers[0].do("settle", 2)
+	sleepers[0].Kill()
+	third.do("take over", 0)
+	fourth.do("stale", 0)
+	third.do("append", 500)
+	fourth.do("until", 2000)
+	third.do("settle", 1)
+	third.do("end", 0)
+	sleepers[1].do("wait to take over", 0)
+	third.Kill()
+	sleepers[1].do("taken over", 0)
+	sleepers[1].do("check", 0)
+	sleepers[1].Wait()
+	fourth.Wait()
+}
+
+// A relative path is that of the folder that was dialled, wherever the process goes.
+func TestATakeOverThroughARelativePath(t *testing.T) {
+	p := newPlace(t)
+	publisher, heir, reader := newKin(t, p), newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	publisher.do("append", 1000)
+	heir.do("follow relative", 0)
+	heir.do("until", 1000)
+	reader.do("follow", 0)
+	reader.do("until", 1000)
+	publisher.Kill()
+	heir.do("take over", 0)
+	heir.do("append", 500)
+	reader.do("until", 1500)
+	require.FileExists(t, p.socket())
+	above, dir := filepath.Split(p.Dir)
+	require.NoFileExists(t, filepath.Join(above, "elsewhere", dir, "s"))
+	reader.Wait()
+	heir.Wait()
 }

@@ -14,8 +14,9 @@ import (
 type Dir struct {
 	f *os.File
 	// Owner and Mode (the permission bits) are as they were when it was opened.
-	Owner uint32
-	Mode  os.FileMode
+	Owner         uint32
+	Mode          os.FileMode
+	device, inode uint64
 }
 
 // OpenDir opens a directory that is not a symbolic link. With create it makes the
@@ -42,7 +43,7 @@ func OpenDir(path string, create bool) (*Dir, error) {
 		unix.Close(n)
 		return nil, &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	return &Dir{f: os.NewFile(uintptr(n), path), Owner: st.Uid, Mode: os.FileMode(st.Mode & 0o7777)}, nil
+	return &Dir{f: os.NewFile(uintptr(n), path), Owner: st.Uid, Mode: os.FileMode(st.Mode & 0o7777), device: st.Dev, inode: st.Ino}, nil
 }
 
 // NoDir reports whether OpenDir failed because the path is something else: a

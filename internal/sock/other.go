@@ -67,6 +67,12 @@ func (d *Dir) Lookup(string) (Entry, error) { return Entry{}, errors.ErrUnsuppor
 
 func (d *Dir) Remove(string) error { return errors.ErrUnsupported }
 
+func (d *Dir) Same(*Dir) bool { return false }
+
+func (d *Dir) ReadFile(string, int) ([]byte, error) { return nil, errors.ErrUnsupported }
+
+func (d *Dir) WriteFile(string, []byte) error { return errors.ErrUnsupported }
+
 func (d *Dir) TryLock() (bool, error) { return false, errors.ErrUnsupported }
 
 func (d *Dir) Unlock() {}

@@ -21,3 +21,12 @@ func (p *Process) Dup() (*Process, error) { return nil, errors.ErrUnsupported }
 
 // Close closes the descriptor.
 func (p *Process) Close() error { return nil }
+
+// Self identifies this process.
+func Self() (ProcessID, error) { return ProcessID{}, errors.ErrUnsupported }
+
+// Open opens a process.
+func (id ProcessID) Open() (*Process, error) { return nil, errors.ErrUnsupported }
+
+// Started returns when a process began.
+func Started(int) (uint64, error) { return 0, errors.ErrUnsupported }

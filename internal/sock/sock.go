@@ -25,6 +25,14 @@ type Credentials struct {
 	UID, GID uint32
 }
 
+// ProcessID identifies a process for as long as the machine runs, unlike a pid alone.
+type ProcessID struct {
+	PID uint32
+	// Namespace is the inode of the pid namespace that PID counts in, and Start when the
+	// process began, in the system's clock ticks.
+	Namespace, Start uint64
+}
+
 // Entry identifies the file of a name in a directory, as opposed to a later file of the
 // same name.
 type Entry struct {
