@@ -113,7 +113,7 @@ func (f *follower) attach(k *line) error {
 	f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
 	f.about.Exporter = said.about.Exporter
 	f.completed, f.died, f.ended = 0, false, make(chan struct{})
-	f.cuts++
+	f.cutReceivedLocked()
 	f.waits, f.waited = nil, 0
 	f.mu.Unlock()
 	f.words.Unlock()

@@ -61,11 +61,6 @@ type follower struct {
 
 	replica replica   // the mapping goroutine's
 	nexts   wait.Slot // serializes Next
-	// awaited, after so many cuts, is the update whose work the last Next waited for. A
-	// Next that waits goes on with it, not with a later one: otherwise a caller whose limit
-	// is shorter than the publisher's lag would never be shown anything. Next's own.
-	awaited     *pending
-	awaitedCuts int
 	// waiting is held while a wait is submitted to the stream and marked; waited is the
 	// last generation that the stream waits for.
 	waiting sync.Mutex
@@ -96,8 +91,10 @@ type follower struct {
 	over   chan struct{}
 	// stuck are words of earlier connections that could not be unregistered.
 	stuck []*fenceWord
-	// received are the views that arrived, back to the last that is complete.
+	// received are the views that arrived, back to the last that is complete. Of those up to
+	// generation cut something was taken back since, or the publisher changed.
 	received []shown
+	cut      uint64
 	// died is set when handling the connection's end has begun, and ended is closed when
 	// it is done.
 	died  bool
@@ -288,17 +285,26 @@ func (f *follower) arrived(p *pending) {
 	f.changeLocked()
 }
 
+// cutReceivedLocked notes that none of the views so far is shown by itself any more. The
+// caller holds mu.
+func (f *follower) cutReceivedLocked() {
+	f.cuts++
+	if n := len(f.received); n > 0 {
+		f.cut = f.received[n-1].generation
+	}
+}
+
 // giveBack shows no more than length elements, and unmaps the chunks behind the first
 // keep when their work is done.
 func (f *follower) giveBack(length int, keep uint32) error {
 	f.mu.Lock()
-	f.cuts++
 	for i := range f.shown {
 		f.shown[i].length = min(f.shown[i].length, length)
 	}
 	for i := range f.received {
 		f.received[i].length = min(f.received[i].length, length)
 	}
+	f.cutReceivedLocked()
 	if p := f.pending; p != nil && p.err == nil && p.length > length {
 		less := *p
 		less.length = length

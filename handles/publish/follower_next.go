@@ -34,9 +34,8 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 			}
 			f.pending = p
 		}
-		waits := len(streams) == 0 || f.stream == nil
-		if waits && p != nil && p.err == nil && !f.word.reached(p.ordered) && f.standsLocked(f.awaited, f.awaitedCuts) {
-			p, cuts = f.awaited, f.awaitedCuts
+		if (len(streams) == 0 || f.stream == nil) && p != nil && p.err == nil && !f.word.reached(p.ordered) {
+			p = f.soonestLocked(p)
 		}
 		var end error
 		switch {
@@ -84,7 +83,6 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 // show orders the streams, and then shows what was pending after so many cuts. It returns
 // false if that is not to be shown any more.
 func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, streams []*cuda.Stream) (done bool, err error) {
-	f.awaited, f.awaitedCuts = p, cuts
 	if done, err = f.order(ctx, op, streams, func() (uint64, bool) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -118,9 +116,29 @@ func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, st
 	return stands, f.settleLocked()
 }
 
-// standsLocked reports whether what was pending after so many cuts may be shown. A newer
-// update does not matter: otherwise Next without streams would never return if the
-// publisher's work is always one announcement behind. The caller holds mu.
+// soonestLocked returns what a Next that waits on the CPU shows before an update whose work
+// is not done: the newest that arrived and is complete, otherwise the oldest that is not
+// shown, which is complete first. Waiting for the update itself, a follower would show
+// nothing while the publisher's work is always one announcement behind, or for ever if the
+// publisher waits for what the follower does with a generation before. The caller holds mu.
+func (f *follower) soonestLocked(last *pending) *pending {
+	behind := max(f.shown[len(f.shown)-1].generation, f.cut)
+	var soonest *shown
+	for i := range f.received {
+		switch s := &f.received[i]; {
+		case s.generation <= behind:
+		case soonest == nil || f.word.reached(s.ordered):
+			soonest = s
+		}
+	}
+	if soonest == nil || soonest.generation >= last.generation {
+		return last
+	}
+	return &pending{shown: *soonest}
+}
+
+// standsLocked reports whether what was pending after so many cuts may be shown, although a
+// newer update has arrived. The caller holds mu.
 func (f *follower) standsLocked(p *pending, cuts int) bool {
 	if p == nil || f.cutLocked() && p.ordered > f.completed {
 		return false

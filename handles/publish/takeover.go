@@ -79,6 +79,9 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 			return nil, err
 		}
 		p, err := s.takeOverAt(ctx, op, f, at)
+		if p == nil && err == nil {
+			err = at.awaitOwner(ctx, op, f.id())
+		}
 		_ = at.folder.Close()
 		if p != nil || err != nil {
 			return p, err
@@ -86,12 +89,9 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 	}
 }
 
-// takeOverAt returns nil and no error if another process took the publication over since
-// this one waited for it.
+// takeOverAt returns nil and no error if another process took the publication over, and lives
+// although it does not serve the socket.
 func (s *Server) takeOverAt(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
-	if err := at.awaitOwner(ctx, op, f.id()); err != nil {
-		return nil, err
-	}
 	if !s.takingOver.Take(ctx, nil) {
 		return nil, peererr.Wait(ctx, op, "another publication is being taken over", "try again")
 	}
@@ -269,6 +269,10 @@ type legacy struct {
 // inherits shows what was shown last, as the next generation. Nothing else refers to the
 // publication yet.
 func (p *Publication) inherits(op string, from *legacy) error {
+	p.identity, p.used = from.identity, from.generation
+	if from.last.generation == 0 {
+		return nil // nothing was complete: there is nothing to show before the first announcement
+	}
 	bytes := uint64(from.last.length) * p.unit
 	if err := p.hold.Cover(op, bytes); err != nil {
 		return err
@@ -277,7 +281,7 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	if err != nil {
 		return err
 	}
-	p.identity, p.used = from.identity, from.generation+1
+	p.used++
 	p.mem = mem
 	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	return nil

@@ -491,3 +491,20 @@ func TestATakeOverThroughARelativePath(t *testing.T) {
 	reader.Wait()
 	heir.Wait()
 }
+
+// A publication that nothing was announced of is taken over as one: nobody is shown an
+// array without elements.
+func TestATakeOverBeforeTheFirstAnnouncement(t *testing.T) {
+	p := newPlace(t)
+	publisher, heir, reader := newKin(t, p), newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	heir.do("follow", 0)
+	publisher.Kill()
+	require.Zero(t, heir.do("take over", 0).Generation)
+	reader.do("follow", 0)
+	heir.do("append", 500)
+	require.EqualValues(t, 1, reader.do("until", 500).Generation)
+	reader.do("check", 0)
+	reader.Wait()
+	heir.Wait()
+}
