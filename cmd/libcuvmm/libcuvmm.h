@@ -74,8 +74,10 @@ typedef struct cuvmm_stats {
 int32_t cuvmm_version(void);
 
 // cuvmm_pool_open opens a pool of a device's memory, which takes no memory yet.
-// cuvmm_pool_close closes it; a pool with live blocks, arenas or segments is
-// CUVMM_IN_USE.
+// The devices of a process's pools that reach each other can access each other's blocks and
+// segments.
+// cuvmm_pool_close closes it, after the work of arenas that were released; a pool with live
+// blocks, arenas or segments is CUVMM_IN_USE.
 int32_t cuvmm_pool_open(const cuvmm_pool_options *o, uint64_t *pool, cuvmm_error *e);
 int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e);
 

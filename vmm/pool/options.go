@@ -18,7 +18,7 @@ type Options struct {
 	Memory vmm.Properties
 	// Access lists further devices that may access all of the pool's memory. Granting
 	// a peer takes about a millisecond for each new chunk, and chunks that a peer was
-	// granted never move.
+	// granted never move. Pool.Grant adds devices later.
 	Access []vmm.Access
 
 	// SmallMax is the largest request, in bytes, that slabs of a size class serve: at

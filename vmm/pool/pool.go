@@ -24,12 +24,13 @@ import (
 // Locks, in the order in which they are taken:
 //
 //	misses         shared by misses, which go on side by side; exclusive for one that
-//	               finds no memory, and for Trim, Close and Check. Let go while a miss
-//	               waits
+//	               finds no memory, and for Trim, Grant, Close and Check. Let go while a
+//	               miss waits
 //	addresses      over the reservation of address space
-//	pressing       shared, by TryRLock, by callers outside of the pool that lack memory
-//	               and by upkeep; exclusive for Close and Check. Only those two wait for
-//	               it, because a pool that lacks memory holds its own misses meanwhile
+//	pressing       shared, by TryRLock, by callers outside of the pool that lack memory,
+//	               by upkeep and by leftovers; exclusive for Grant, Close and Check. Only
+//	               those wait for it, because a pool that lacks memory holds its own misses
+//	               meanwhile
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
 //	region.turn    over the calls that map and unmap in a region
 //	shard.markMu   held over the calls that record and query the shard's event
