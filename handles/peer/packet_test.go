@@ -114,7 +114,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		{"a later one first", rawPacket(with(func(h *header) { h.sequence = 2 }), "abcd"), 1, false, ErrProtocol, "packet 2, where 1 is the next"},
 		{"one of another connection", rawPacket(with(func(h *header) { h.to[0]++ }), "abcd"), 1, false, ErrProtocol, "another connection"},
 		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: uint32(len(helloBody))}, helloBody), 0, false, ErrProtocol, "kind 0"},
-		{"a kind that is reserved", rawPacket(with(func(h *header) { h.kind = wire.LastKind + 1 }), "abcd"), 1, false, ErrProtocol, "kind 65291"},
+		{"a kind that is reserved", rawPacket(with(func(h *header) { h.kind = wire.LastKind + 1 }), "abcd"), 1, false, ErrProtocol, "kind 65290"},
 		{"a message too long", rawPacket(with(func(h *header) { h.allBytes = MaxBody + 1 }), "abcd"), 1, false, ErrTooLarge, "1048577 bytes"},
 		{"too many descriptors", rawPacket(with(func(h *header) { h.allFDs = 9 }), "abcd"), 1, false, ErrTooLarge, "9 file descriptors, where 8"},
 		{"an empty part", rawPacket(with(func(h *header) { h.fds = 0 }), ""), 0, false, ErrProtocol, "an empty part"},
