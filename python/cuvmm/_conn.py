@@ -86,6 +86,7 @@ class Conn(OfProcess):
         self._failed: Optional[Error] = None
         self._closed = False
         self._out = _packet.Outbound()
+        self._sent: List[int] = []  # a number for each packet behind the sequence of out
         nonce = os.urandom(16)
         self._in = _packet.Inbound(nonce, may_lose, _most_files() if max_files is None else max_files)
         with contextlib.suppress(OSError):  # the first receive reports why the peer closed it
@@ -117,7 +118,7 @@ class Conn(OfProcess):
 
     def _refuse(self, why: Error) -> None:
         with contextlib.suppress(OSError):
-            self._socket.send(_packet.refusal(self._out.peer, self._out.sequence, clip(str(why), 512)))
+            self._socket.send(_packet.refusal(self._out.peer, self._out.sequence + len(self._sent), clip(str(why), 512)))
 
     def shutdown(self) -> None:
         """Ends every call that waits on the connection."""
@@ -141,30 +142,27 @@ class Conn(OfProcess):
         with self._sending:
             self._check()
             self._out.version, self._out.peer = self._in.version, self._in.peer
-            until, before = _deadline(self.timeout), self._out.sequence
-            sent: List[int] = []
+            until = _deadline(self.timeout)
+            self._out.sequence, self._sent = self._out.sequence + len(self._sent), []
             packets = self._out.packets(kind, body, files or [])
             try:
                 for packet, some in packets:
-                    self._send(packet, some, until, sent)
+                    self._send(packet, some, until)
             except Error:
                 raise
             except BaseException:
-                self._out.sequence = before + len(sent)
-                if 0 < len(sent) < len(packets):  # the rest will never come
+                if 0 < len(self._sent) < len(packets):  # the rest will never come
                     why = GoneError("a message was interrupted halfway", "connect again")
                     self._fail_unlocked(why, lambda: self._refuse(why))
                 raise
-            finally:
-                self._out.sequence = before + len(sent)
 
-    def _send(self, packet: bytes, files: List[int], until: Optional[float], sent: List[int]) -> None:
-        """Sends a packet, which ``sent`` records in the same step."""
+    def _send(self, packet: bytes, files: List[int], until: Optional[float]) -> None:
+        """Sends a packet, which the list of what was sent records in the same step."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))] if files else []
         pause = 0.001
         while True:
             try:
-                sent.extend(map(self._socket.sendmsg, [[packet]], [rights], [socket.MSG_NOSIGNAL]))
+                self._sent.extend(map(self._socket.sendmsg, [[packet]], [rights], [socket.MSG_NOSIGNAL]))
                 return
             except (BlockingIOError, InterruptedError):
                 ready = _await(self._socket.fileno(), select.POLLOUT, until)
@@ -422,8 +420,8 @@ def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
 class Listener(OfProcess):
     """A socket in a private folder. ``accept`` waits for the next process of the same user."""
 
-    def __init__(self, path: str, timeout: float = TIMEOUT, folder: Optional[int] = None) -> None:
-        """``folder`` is a descriptor of the path's folder, where the caller has one."""
+    def __init__(self, path: str, timeout: float = TIMEOUT, folder: Optional[int] = None, undo: Optional[Undo] = None) -> None:
+        """``folder`` is a descriptor of the path's folder, where the caller has one, and ``undo`` the owner's."""
         self.path = absolute(path)
         self._name, self.timeout = os.path.basename(self.path), _checked(timeout)
         self._state = State.OPEN
@@ -431,8 +429,10 @@ class Listener(OfProcess):
         self._accepting = threading.Lock()
         self._socket: Optional[socket.socket] = None
         self._entry: Optional[Tuple[int, int]] = None
-        self._stop: "socket.socket"
-        self._wake: "socket.socket"
+        self._stop: Optional[socket.socket] = None
+        self._wake: Optional[socket.socket] = None
+        if undo is not None:
+            undo.own(self)
         try:
             self._stop, self._wake = socket.socketpair()
             if folder is None:
@@ -461,10 +461,11 @@ class Listener(OfProcess):
                 mine = self._entry or self._bound()
                 if mine is not None and self._look() == mine:
                     os.unlink(self._name, dir_fd=self._folder.number)
-        for s in (self._socket, getattr(self, "_stop", None), getattr(self, "_wake", None)):
+        for s in (self._socket, self._stop, self._wake):
             if s is not None:
                 s.close()
         self._undo.close()
+        self._state = State.CLOSED
 
     def _bound(self) -> Optional[Tuple[int, int]]:
         """Returns what is at the name, if it was interrupted right behind the bind of its socket."""
@@ -520,7 +521,7 @@ class Listener(OfProcess):
     def _accept(self) -> Conn:
         if self._state is not State.OPEN:
             raise ClosedError("the listener is closed")
-        assert self._socket is not None
+        assert self._socket is not None and self._stop is not None
         p = select.poll()
         p.register(self._socket.fileno(), select.POLLIN)
         p.register(self._stop.fileno(), select.POLLIN)
@@ -555,10 +556,10 @@ class Listener(OfProcess):
         if self._state is State.CLOSED:
             return
         self._state = State.CLOSING
-        self._wake.send(b"x")
+        if self._wake is not None and self._wake.fileno() >= 0:
+            self._wake.send(b"x")
         with self._accepting:
             self._give_back()
-            self._state = State.CLOSED
 
 
 __all__ = ["Conn", "Listener", "Peer", "ProtocolError", "close_all", "dial", "inherit", "pair"]

@@ -8,8 +8,8 @@ import threading
 from ctypes import POINTER, Structure, byref, c_char, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Any, Dict, List, NamedTuple, Optional, Set
 
-from ._undo import Owned, Results, Undo
-from .errors import ArgumentError, DriverError, Error, ForkedError, NotSupported, OutOfMemory
+from ._undo import Owned, Passing, Results, Undo
+from .errors import ArgumentError, DriverError, ForkedError, NotSupported, OutOfMemory
 
 #: The results of driver calls that this package distinguishes.
 OUT_OF_MEMORY, DEINITIALIZED, NO_DEVICE, NOT_READY, NOT_SUPPORTED = 2, 4, 100, 600, 801
@@ -237,8 +237,11 @@ class Device:
         return Owned(self.driver, "cuMemFree_v2", cell), cell
 
     def _allocate_fence(self) -> int:
+        if self._fence[0].live:
+            return 0
+        self._fence = self._new_fence()
         fence, cell = self._fence
-        return 0 if fence.live else fence.make("cuMemAlloc_v2", byref(cell), _FENCE)
+        return fence.make("cuMemAlloc_v2", byref(cell), _FENCE)
 
     def attribute(self, number: int) -> int:
         v = c_int()
@@ -275,17 +278,17 @@ class Device:
         """
         self.driver.check_process()
         with self._fencing, self.current() as d:
-            if not self._fence[0].live:
-                code = self._allocate_fence()
-                if code != 0:
-                    raise d.error("cuMemAlloc_v2", code, "memory to wait for all work with")
+            code = self._allocate_fence()
+            if code != 0:
+                raise d.error("cuMemAlloc_v2", code, "memory to wait for all work with")
             self._fence[0].close()
-            self._fence = self._new_fence()
             self._allocate_fence()  # for the next call, when the device may be full
 
 
 class Current:
     """Makes a device's context current, in a with statement. Whatever interrupts it, the thread gets back what it had."""
+
+    _set = _relaxed = Results()  # of one that was interrupted while it was made
 
     def __init__(self, dev: Device) -> None:
         self._device, self._thread = dev, threading.get_ident()
@@ -307,12 +310,12 @@ class Current:
         interrupted: Optional[BaseException] = None
         for did, undone, name, argument in ((self._relaxed, self._unrelaxed, "cuThreadExchangeStreamCaptureMode", byref(self._mode)),
                                             (self._set, self._unset, "cuCtxSetCurrent", self._before)):
-            for attempt in range(2):  # the second if the first was interrupted before the call
-                if did[-1:] != [0] or undone:
+            for attempt in range(2):  # the second if the first failed, or was interrupted before the call
+                if did[-1:] != [0] or undone[-1:] == [0]:
                     break
                 try:
                     self._device.driver.raw(name, argument, undone)
-                except Error:
+                except ForkedError:
                     break
                 except BaseException as e:
                     interrupted = e
@@ -323,7 +326,7 @@ class Current:
                 del interrupted
 
     def __del__(self) -> None:
-        if threading.get_ident() == self._thread:  # nothing is left to do, unless Ctrl-C came right at the end of the block
+        if self._set and threading.get_ident() == self._thread:  # nothing is left to do, unless Ctrl-C came right at the end of the block
             self.__exit__()
 
 
@@ -373,7 +376,7 @@ class Stream:
                 if code != 0:
                     raise d.error("cuStreamCreate", code)
         except BaseException:
-            mine = Undo()
+            mine = Passing()
             mine.own(self)
             mine.abandon()
             raise
@@ -403,6 +406,8 @@ class Stream:
 class Event:
     """A point on a stream. Use it in a with statement."""
 
+    _owned: Optional[Owned] = None
+
     def __init__(self, dev: Device, stream: Any) -> None:
         self.device, self._stream, self._handle = dev, stream, c_void_p()
         self._owned = Owned(dev.driver, "cuEventDestroy_v2", self._handle)
@@ -410,6 +415,7 @@ class Event:
     def __enter__(self) -> "Event":
         try:
             with self.device.current() as d:
+                assert self._owned is not None
                 code = self._owned.make("cuEventCreate", byref(self._handle), _DISABLE_TIMING)
                 if code != 0:
                     raise d.error("cuEventCreate", code)
@@ -421,17 +427,17 @@ class Event:
 
     def __exit__(self, *_: object) -> None:
         """The driver keeps what is pending of an event that is destroyed. What cannot be destroyed is tried again later."""
-        undo = Undo()
+        undo = Passing()
         undo.own(self)
         undo.abandon()
 
     def close(self) -> None:
-        if self._owned.live:
+        if self._owned is not None and self._owned.live:
             with self.device.current():
                 self._owned.close()
 
     def __del__(self) -> None:
-        if self._owned.live:
+        if self._owned is not None and self._owned.live:
             self.__exit__()  # Ctrl-C came right at the end of the block
 
     def hold(self, stream: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Any, List, NamedTuple, Union
 from . import _driver
 from ._descriptor import Descriptor
 from ._driver import Device, Properties
-from ._undo import File, Owned, Undo
+from ._undo import File, Owned, Passing, Undo
 from .errors import CapacityError, Error, FilesError, MismatchError, NotSupported
 
 _INVALID_VALUE, _INVALID_HANDLE, _UNKNOWN = 1, 400, 999
@@ -246,7 +246,7 @@ def chunks_at(address: int, size: int, undo: Undo) -> "tuple[Device, List[Handle
     handle, which gives its size.
     """
     d, any_device = _driver.driver(), _driver.device(0)
-    passing = Undo()
+    passing = Passing()
     try:
         first = Handle(any_device, 0, passing)
         code = first.make("cuMemRetainAllocationHandle", address)
@@ -284,7 +284,7 @@ def chunks_at(address: int, size: int, undo: Undo) -> "tuple[Device, List[Handle
 
 def _number(dev: Device, address: int) -> int:
     """Returns the handle of the allocation at an address, or 0 if there is none."""
-    passing = Undo()
+    passing = Passing()
     try:
         h = Handle(dev, 0, passing)
         return h.number if h.make("cuMemRetainAllocationHandle", address) == 0 else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from typing import List, NamedTuple, Optional, Tuple
 
-from .errors import FilesError, ProtocolError, RefusedError, TooLargeError
+from .errors import FilesError, ProtocolError, RefusedError, TooLargeError, quoted
 
 MAGIC = b"cuvP"
 #: Greetings and refusals are of this version.
@@ -115,7 +115,7 @@ class Inbound:
         if kind == REFUSAL:
             if to not in (self._own, NO_NONCE):
                 raise _broken("a refusal of another connection")
-            raise RefusedError("the other process closed the connection: " + repr(body[:_REASON].decode("utf-8", "replace")))
+            raise RefusedError("the other process closed the connection: " + quoted(body[:_REASON].decode("utf-8", "replace")))
         if not self.greeted:
             self._greet(kind, to, body, all_n, n, all_fds)
             return None

@@ -31,8 +31,8 @@ class Page:
         words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
         self._words: Optional[Any] = words
         self.words = len(words)
-        undo.own(self)
         self._pin: Optional[HostPin] = None
+        undo.own(self)
         if dev is not None:
             self._pin = HostPin(dev, words)
             self._pin.make()

@@ -82,6 +82,17 @@ class Undo:
             self.close()
         except Error:
             leave(self)
+        except BaseException:
+            leave(self)
+            raise
+
+
+class Passing(Undo):
+    """What a call has for its own use. What an interrupted call did not give back is closed later."""
+
+    def __del__(self) -> None:
+        if self._all:
+            leave(self)
 
 
 _retrying = threading.RLock()

@@ -189,7 +189,8 @@ def _least(layout: Layout) -> int:
 
 
 #: Ranges of values that are narrower than their types.
-_ENUMERATIONS = {"access": (1, 2), "status": (0, 6), "state": (1, 5)}
+_MAX_SIZE = (1 << 63) - 1
+_RANGES = {"access": (1, 2), "status": (0, 6), "state": (1, 5), "room": (0, _MAX_SIZE), "length": (0, _MAX_SIZE), "bytes": (0, _MAX_SIZE), "reserved": (0, _MAX_SIZE), "size": (0, _MAX_SIZE)}
 
 
 def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
@@ -201,11 +202,11 @@ def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
     fields: Fields = {name: r.value(name, of) for name, of in shape.layout}
     if r.left():
         raise r.fail(f"{r.left()} bytes too many")
-    entries: List[Fields] = fields["entries"] if shape.name == "listing" else [fields]
-    for entry in entries:
-        for name, (least, most) in _ENUMERATIONS.items():
+    lists = [v for v in fields.values() if isinstance(v, list)]
+    for entry in [fields, *(e for l in lists for e in l)]:
+        for name, (least, most) in _RANGES.items():
             if name in entry and not least <= entry[name] <= most:
-                raise r.fail(f"{name} {entry[name]}")
+                raise r.fail(f"{name} {entry[name]}, where {least} to {most} are allowed")
     if shape.name == "follow" and not fields["name"]:
         raise r.fail("an empty name")
     if shape.name == "fabric":

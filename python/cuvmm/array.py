@@ -14,8 +14,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 from . import _dlpack, _streams
 from ._descriptor import ELEMENTS, RECORD, Element
 from ._driver import Device, Event, Stream
-from ._undo import Owned, Undo, leave, retry
-from .errors import ArgumentError, Error, InUseError
+from ._undo import Owned, Passing, leave, retry
+from .errors import ArgumentError, Error, InUseError, counted
 
 
 _POLL, _LONGEST_POLL = 0.005, 0.25
@@ -100,7 +100,7 @@ class _Bytes:
                 self._owned.close()
 
     def __del__(self) -> None:
-        undo = Undo()  # in a child of fork the memory is the parent's, which it cannot free
+        undo = Passing()  # in a child of fork the memory is the parent's, which it cannot free
         undo.own(self)
         undo.abandon()
 
@@ -274,7 +274,7 @@ class Array:
         if self._readonly:
             raise BufferError("this memory is read-only: follow it with write=True, if the publisher grants that")
         if at < 0 or raw.nbytes % self._kind.size or at * self._kind.size + raw.nbytes > self.nbytes:
-            raise ArgumentError(f"{raw.nbytes} bytes at element {at} of {self._length} elements of {self._kind.size} bytes")
+            raise ArgumentError(f"{counted(raw.nbytes, 'byte')} at element {at} of {counted(self._length, 'element')} of {counted(self._kind.size, 'byte')}")
         if not raw.nbytes:
             return
         host = (ctypes.c_char * raw.nbytes).from_buffer_copy(raw)
@@ -296,7 +296,7 @@ class _Work:
 
     def __init__(self, a: Array, then: List[c_void_p], used: Any) -> None:
         self._array, self._then, self._used = a, then, used
-        self._undo = Undo()
+        self._undo = Passing()
 
     def __enter__(self) -> "_Work":
         try:

@@ -12,7 +12,7 @@ from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
-from ._undo import Gate, Undo
+from ._undo import Gate, Passing, Undo
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
@@ -60,10 +60,11 @@ class _Reply(NamedTuple):
     mailbox: Optional[Mailbox]
 
 
-class _Request:
+class Request:
     """A request, and its reply or the error in its place. The client's lock guards it."""
 
     def __init__(self) -> None:
+        self.line: Optional[_Line] = None  # on which it was made
         self.reply: "Union[None, _Reply, Error]" = None
         self.given_up = False
         self.replied = Gate()
@@ -79,7 +80,7 @@ class _Line:
 
     def __init__(self, conn: _conn.Conn) -> None:
         self.conn = conn
-        self.asked: Dict[int, _Request] = {}
+        self.asked: Dict[int, Request] = {}
         self.followers: Dict[bytes, Optional[Mailbox]] = {}  # None: it has left
         self.mailboxes: List[Mailbox] = []
         self.why: Optional[Error] = None
@@ -92,7 +93,7 @@ class Client(OfProcess):
     followers then continue where they were.
     """
 
-    def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None, path: str = "") -> None:
+    def __init__(self, conn: _conn.Conn, redial: Optional[Callable[[], _conn.Conn]] = None, path: str = "", undo: Optional[Undo] = None) -> None:
         self.path = path
         self._redial = redial
         self._lock = threading.Lock()
@@ -101,6 +102,8 @@ class Client(OfProcess):
         self._why: Optional[Error] = None  # why the last attempt to connect again failed
         self._closing = Gate()
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
+        if undo is not None:
+            undo.own(self)
         try:
             self._reader.start()
         except BaseException:
@@ -144,7 +147,7 @@ class Client(OfProcess):
     def await_end(self, timeout: Optional[float] = None) -> None:
         """Waits until the process of the server has ended, not only its connection. After a reconnect it is the current server's."""
         self._check_process()
-        undo = Undo()
+        undo = Passing()
         with self._lock:
             if self._closing.is_set():
                 raise ClosedError("the client is closed")
@@ -159,14 +162,15 @@ class Client(OfProcess):
 
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
         """Lists the publications, by name."""
-        line, request = self._ask("list", {})
+        request = Request()
         try:
+            line = self._ask(request, "list", {})
             a = self._reply_to(line, request, "list", timeout)
         except BaseException:
-            self._give_up(line, request)
+            self.give_up(request)
             raise
         if a.name != "listing":
-            self._give_up(line, request)
+            self.give_up(request)
             raise line.conn.fail(ProtocolError(f"{a.name} as a reply to list"))
         out = []
         for e in a.fields["entries"]:
@@ -206,11 +210,15 @@ class Client(OfProcess):
 
     # For Follower.
 
-    def request(self, o: Options, room: int, has: Possession, timeout: Optional[float]) -> Accepted:
-        """Requests a publication, for a follower that may already have part of it. The caller owns the descriptor of the page."""
-        line, request = self._ask("follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation, "length": has.length,
-                                             "chunks": [{"identity": i} for i in has.identities], "name": o.name})
+    def request(self, o: Options, room: int, has: Possession, timeout: Optional[float], request: Optional[Request] = None) -> Accepted:
+        """Requests a publication, for a follower that may already have part of it. The caller owns the descriptor of the page.
+
+        A caller that may be interrupted passes a request, with which it can give up what it was granted.
+        """
+        request = request or Request()
         try:
+            line = self._ask(request, "follow", {"access": 2 if o.write else 1, "room": room, "publication": has.publication, "generation": has.generation,
+                                                 "length": has.length, "chunks": [{"identity": i} for i in has.identities], "name": o.name})
             a = self._reply_to(line, request, "follow", timeout)
             if a.name != "accepted":
                 raise line.conn.fail(ProtocolError(f"{a.name} as a reply to follow"))
@@ -227,8 +235,12 @@ class Client(OfProcess):
                 raise line.conn.fail(e) from None
             return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
         except BaseException:
-            self._give_up(line, request)
+            self.give_up(request)
             raise
+
+    @staticmethod
+    def new_request() -> Request:
+        return Request()
 
     def wait(self, seconds: float) -> bool:
         """Sleeps; False if the client was closed."""
@@ -261,27 +273,23 @@ class Client(OfProcess):
 
     # Requests.
 
-    def _ask(self, name: str, fields: Dict[str, Any]) -> "Tuple[_Line, _Request]":
-        """Sends a request on the current connection."""
+    def _ask(self, request: Request, name: str, fields: Dict[str, Any]) -> _Line:
+        """Sends a request on the current connection, which it returns. The caller gives up a request that fails."""
         self._check_process()
-        request, number = _Request(), next(self._numbers)
+        number = next(self._numbers)
         message = _wire.encode(name, dict(fields, number=number))
         with self._lock:
             line = self._line
             if self._closing.is_set() or line.why is not None:
                 raise self._gone(self._why or line.why)
-            line.asked[number] = request
+            request.line, line.asked[number] = line, request
         try:
             line.conn.send(*message)
-            return line, request
+            return line
         except Error as e:
-            self._give_up(line, request)
             raise self._gone(e) from None
-        except BaseException:
-            self._give_up(line, request)
-            raise
 
-    def _reply_to(self, line: _Line, request: _Request, name: str, timeout: Optional[float]) -> _Reply:
+    def _reply_to(self, line: _Line, request: Request, name: str, timeout: Optional[float]) -> _Reply:
         limit = line.conn.timeout if timeout is None else timeout
         request.replied.wait(limit)
         with self._lock:
@@ -296,7 +304,7 @@ class Client(OfProcess):
             raise _denied(a.fields)
         return a
 
-    def _give_up(self, line: _Line, request: _Request) -> None:
+    def give_up(self, request: Request) -> None:
         """Drops a request whose caller is gone. If it was accepted, or is later, the follower leaves. Idempotent."""
         with self._lock:
             request.given_up = True
@@ -305,7 +313,8 @@ class Client(OfProcess):
             if a.page is not None:
                 request.reply = a._replace(page=None)
                 _conn.close_all([a.page])
-            self.leave(line, a.fields["token"], a.mailbox)
+            assert request.line is not None
+            self.leave(request.line, a.fields["token"], a.mailbox)
 
     def _gone(self, why: Optional[Error]) -> Error:
         """Returns the error of a request whose connection has ended, was refused, or is not there yet."""
@@ -460,4 +469,9 @@ def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = N
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
 
-    return Client(dial(), dial if reconnect else None, path)
+    undo = Undo()
+    try:
+        return Client(dial(), dial if reconnect else None, path, undo)
+    except BaseException:
+        undo.abandon()
+        raise

@@ -15,7 +15,7 @@ from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
-from ._undo import Undo, leave
+from ._undo import Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, OutOfMemory, ProtocolError,
                      RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
@@ -200,6 +200,7 @@ class Follower(OfProcess):
         self._closing_lock = threading.Lock()
         self._undo = Undo()  # the range and the descriptors that are kept
         self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: one for each mapped chunk
+        self._request: Any = None  # the first
         self._link: _Link
         self._range: _memory.Range
         self._threads = [threading.Thread(target=self._run, args=(run,), name=f"cuvmm {what} {o.name}", daemon=True)
@@ -208,7 +209,8 @@ class Follower(OfProcess):
     def open(self, timeout: Optional[float]) -> None:
         """Requests the publication, and makes room for it. If that fails, ``abandon`` undoes it."""
         o, dev, client = self._options, self._device, self._client
-        a = client.request(o, self._room, Possession(), timeout)
+        self._request = client.new_request()
+        a = client.request(o, self._room, Possession(), timeout, self._request)
         try:
             self._link = _Link(a, dev)
             self._publication, self._room, self._about = a.publication, a.reserved, a.about
@@ -688,7 +690,7 @@ class Follower(OfProcess):
             raise Error("memory that was taken back could not be unmapped, and other memory cannot take its place", "follow it anew")
         handles: List[_memory.Handle] = []
         kept: List[_memory.PinnedFile] = []
-        passing = Undo()
+        passing = Passing()
         try:
             for fd, c in zip(files, v.add):
                 handles.append(self._importer.descriptor(fd, c.size, passing))
@@ -759,6 +761,8 @@ class Follower(OfProcess):
                 self._phase = Phase.CLOSING
                 self._wake_locked()
             link = getattr(self, "_link", None)
+            if link is None and self._request is not None:
+                self._client.give_up(self._request)
             if link is not None:
                 self._stop()
                 self._device.synchronize()

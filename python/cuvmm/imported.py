@@ -11,9 +11,9 @@ from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
 from . import _conn, _descriptor, _driver, _memory, _packet, _wire
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._process import OfProcess, State
-from ._undo import Undo
+from ._undo import Passing, Undo
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout
+from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout, quoted
 
 
 _MAY_LOSE = (_wire.KINDS["chunks"],)
@@ -160,7 +160,7 @@ class Channel(OfProcess):
                 return got
             except _Withdrawn as e:
                 _close(got)
-                raise GoneError(f"the peer withdrew its offer: {e.reason!r}") from None
+                raise GoneError(f"the peer withdrew its offer: {quoted(e.reason)}") from None
             except BaseException as e:
                 _close(got)
                 try:
@@ -180,7 +180,7 @@ class Channel(OfProcess):
         importer = _memory.Importer(dev, d)
         d.check_sizes(importer.granularity, max_bytes or importer.most)
         handles: List[_memory.Handle] = []
-        passing = Undo()
+        passing = Passing()
         try:
             while len(handles) < len(d.chunks):
                 if handles:
@@ -286,7 +286,7 @@ def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: 
     if d.handle == _driver.POSIX_FD and len(files) != len(d.chunks):
         raise MismatchError(f"{len(files)} files for {len(d.chunks)} chunks", "pass the files of the lease, in order")
     handles: List[_memory.Handle] = []
-    passing = Undo()
+    passing = Passing()
     take: Callable[[int], _memory.Handle] = (lambda i: importer.fabric(o.handles[i], d.chunks[i], passing)) if d.handle == _driver.FABRIC else (
         lambda i: importer.descriptor(files[i], d.chunks[i], passing))
     try:

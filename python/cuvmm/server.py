@@ -15,7 +15,7 @@ from ._driver import Event, Stream
 from ._progress import Progress, Shown
 from ._process import OfProcess, State
 from ._replica import ENDED, MOVED, Chunk, View, size_of
-from ._undo import File, Undo, leave, retry
+from ._undo import File, Passing, Undo, leave, retry
 from .client import Client
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
                      WaitTimeout, counted, quoted, whole)
@@ -211,10 +211,10 @@ class Publication(OfProcess):
                     f.ending = f.ending or (state, status, reason)
             sessions = {f.session for f in self._followers}
             self._changed.notify_all()
-        self._server.retire(self)
         for s in sessions:
             s.wake()
         self._memory.disclaim(self)
+        self._server.retire(self)  # last: the server's close ends what is not retired
 
     # For sessions and the server.
 
@@ -492,7 +492,7 @@ class _Session:
         v = p.step(f)
         if v is None:
             return
-        files = Undo()
+        files = Passing()
         try:
             try:
                 numbers = [p.memory.export(c.identity, files) for c in v.add]
@@ -528,12 +528,14 @@ class Server(OfProcess):
         self._publications: Dict[str, Publication] = {}
         self._retired: List[Publication] = []  # that have ended, with words that may not be written yet
         self._sessions: List[_Session] = []
-        self._listener = _conn.Listener(path, timeout, _folder)
+        undo = Undo()
         try:
+            self._listener = _conn.Listener(path, timeout, _folder, undo)
             self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
             self._accepting.start()
         except BaseException:
-            self._listener.close()
+            self._state = State.CLOSING
+            undo.abandon()
             raise
 
     def __enter__(self) -> "Server":

@@ -8,6 +8,7 @@ import unittest
 from typing import Any, List, Tuple
 
 from cuvmm import _conn, _descriptor, _packet, _wire
+from cuvmm._replica import View
 from cuvmm.errors import Error, TooLargeError
 
 from .support import vectors
@@ -72,6 +73,53 @@ class Vectors(unittest.TestCase):
         for n in range(len(d.encode())):
             with self.assertRaises(Error):
                 _descriptor.decode(d.encode()[:n])
+
+
+def mutated(body: bytes, n: int) -> bytes:
+    """The n-th change of a body, in the way that handles/publish/mutations_test.go makes it."""
+    x, out = n * 0x9E3779B97F4A7C15 + 1 & _U64, bytearray(body)
+
+    def draw(below: int) -> int:
+        nonlocal x
+        x = (x ^ x << 13) & _U64
+        x ^= x >> 7
+        x = (x ^ x << 17) & _U64
+        return x % below
+
+    for _ in range(1 + draw(3)):
+        how = draw(5)
+        if how == 3:
+            at = draw(len(out) + 1)
+            out.insert(at, draw(256))
+        elif out and how == 4:
+            del out[draw(len(out))]
+        elif out:
+            value = draw(256)
+            out[draw(len(out))] = (0, 255, value)[how]
+    return bytes(out)
+
+
+_U64 = (1 << 64) - 1
+
+
+class Mutations(unittest.TestCase):
+    def test_both_languages_take_the_same_bytes(self) -> None:
+        """Of each example, changed in many ways, this package takes what Go's takes."""
+        publishing = [v for v in vectors("protocol.json")["messages"] if v["kind"] <= 0xFF00]
+        for v, m in zip(publishing, vectors("mutations.json")):
+            self.assertEqual(v["message"], m["message"])
+            for n, taken in enumerate(m["taken"]):
+                body = mutated(bytes.fromhex(v["body"]), n)
+                try:
+                    name, fields = _wire.read(_packet.Message(v["kind"], body, list(range(v["files"]))), v["to"])
+                    if name == "view":
+                        View.of(fields)
+                    elif name == "accepted":
+                        _descriptor.decode(fields["descriptor"])
+                    now = "1"
+                except Error:
+                    now = "0"
+                self.assertEqual(now, taken, f"{m['message']}, change {n}: {body.hex()}")
 
 
 class Packets(unittest.TestCase):

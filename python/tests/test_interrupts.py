@@ -1,0 +1,307 @@
+"""Ctrl-C at every place of every call, and every call of the driver failing once: nothing is left, nothing is freed twice, and others go on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dis
+import functools
+import gc
+import os
+import sys
+import tempfile
+import threading
+import unittest
+import warnings
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
+
+import cuvmm
+from cuvmm import _driver
+from cuvmm._driver import Stream
+from cuvmm.errors import Error
+
+from .support import ROOT, DriverTest, await_that
+
+PACKAGE = str(ROOT / "python/cuvmm") + os.sep
+#: What the driver gives, and the call that takes it back.
+PAIRS = {"cuMemHostRegister_v2": "cuMemHostUnregister", "cuMemAddressReserve": "cuMemAddressFree", "cuStreamCreate": "cuStreamDestroy_v2", "cuMemMap": "cuMemUnmap",
+         "cuMemCreate": "cuMemRelease", "cuMemImportFromShareableHandle": "cuMemRelease", "cuEventCreate": "cuEventDestroy_v2", "cuMemAlloc_v2": "cuMemFree_v2"}
+#: In these instructions, at their end, CPython looks whether Ctrl-C was pressed.
+LOOKS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
+#: A place of code that several calls share is walked in so many of them.
+TIMES = 1
+
+Place = Tuple[Any, int]
+
+
+class Library:
+    """The driver's library, which counts what it gives and takes, and fails one call on demand."""
+
+    def __init__(self, real: Any) -> None:
+        self._real, self._lock = real, threading.Lock()
+        self.held: Dict[str, int] = dict.fromkeys(PAIRS.values(), 0)
+        self.wrong: List[str] = []
+        self.calls = 0
+        self.fails = 0  # the number of the call that does
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(self._real, name)
+
+        def call(*args: Any) -> int:
+            with self._lock:
+                self.calls += 1
+                if self.calls == self.fails and name != "cuGetErrorName":
+                    return 1
+            code = int(real(*args))
+            with self._lock:
+                if name in PAIRS and code == 0:
+                    self.held[PAIRS[name]] += 1
+                elif name in self.held and code == 0:
+                    self.held[name] -= 1
+                elif name in self.held:
+                    self.wrong.append(f"{name} returned {code}")
+            return code
+
+        return call
+
+
+def handler(code: Any, at: int) -> Optional[int]:
+    """Where an exception of the instruction at an offset is handled."""
+    return next((target for start, end, target, _, _ in reversed(table(code)) if start <= at < end), None)
+
+
+@functools.lru_cache(None)
+def table(code: Any) -> Any:
+    return [(e.start, e.end, e.target, e.depth, e.lasti) for e in dis.Bytecode(code).exception_entries]  # type: ignore[attr-defined]
+
+
+class Interrupter:
+    """Finds the places of the package at which the main thread can be interrupted, and interrupts at one of them.
+
+    A trace function can raise before an instruction, and CPython at the end of the one before. Where the two have different
+    handlers, as behind the last call of a with block, nothing is raised.
+    """
+
+    def __init__(self, at: Optional[Place] = None) -> None:
+        self.at, self.places, self._last = at, {}, {}  # type: Optional[Place], Dict[Place, None], Dict[Any, int]
+        self.done = False
+
+    def _call(self, frame: Any, event: str, _: Any) -> Any:
+        if not frame.f_code.co_filename.startswith(PACKAGE):
+            return None
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        return self._step
+
+    def _step(self, frame: Any, event: str, _: Any) -> Any:
+        if event == "opcode" and not self.done:
+            before, self._last[frame] = self._last.get(frame), frame.f_lasti
+            code = frame.f_code
+            if before is not None and dis.opname[code.co_code[before]] in LOOKS and handler(code, before) == handler(code, frame.f_lasti):
+                place = (code, frame.f_lasti)
+                self.places[place] = None
+                if place == self.at:
+                    self.done = True
+                    raise KeyboardInterrupt
+        return self._step
+
+    def run(self, call: Callable[[], Any]) -> None:
+        sys.settrace(self._call)
+        try:
+            call()
+        finally:
+            sys.settrace(None)
+            self._last.clear()
+
+
+class World:
+    """A publisher and its follower, and what a call makes beside them."""
+
+    def __init__(self, folder: str) -> None:
+        self.path, self.made = os.path.join(folder, "socket"), []  # type: str, List[Any]
+        self.memory = cuvmm.empty(100, "uint8", reserve=16 << 20)
+        self.server = cuvmm.Server(self.path)
+        self.table = self.server.publish("x", self.memory)
+        self.table.announce()
+        self.client = cuvmm.connect(self.path)
+        self.other = self.client.follow("x")
+        self.other.next(timeout=60)
+
+    def keep(self, what: Any) -> None:
+        self.made.append(what)
+
+    def goes_on(self) -> None:
+        """The follower that was there before sees what is announced, if not at once then soon."""
+        for attempt in range(4):
+            try:
+                last = self.table.announce(len(self.memory))
+                while self.other.generation < last:
+                    self.other.next(timeout=60)
+                break
+            except Error:
+                if attempt == 3:
+                    raise
+        self.table.settle(60)
+
+    def close(self) -> None:
+        for what in [self.other, self.client, self.server, *reversed(self.made), self.memory]:
+            for attempt in range(3):
+                try:
+                    what.close()
+                    break
+                except cuvmm.DriverError:
+                    if attempt == 2:
+                        raise
+
+
+class Op(NamedTuple):
+    """A call to walk: what precedes it, the call, and whether it ends something, so that it is repeated after an interruption."""
+
+    before: Callable[[World], Any]
+    call: Callable[[World], Any]
+    ends: bool = False
+
+
+def nothing(_: World) -> None:
+    pass
+
+
+def longer(w: World) -> None:
+    w.memory.resize(4 << 20)
+    w.memory.resize(100)
+
+
+def another(w: World) -> None:
+    w.keep(cuvmm.empty(3 << 20, "uint8"))
+
+
+def follower(w: World) -> None:
+    w.keep(w.client.follow("x"))
+    w.made[0].next(timeout=60)
+
+
+def announced(w: World) -> None:
+    w.keep(Stream(_driver.device(0)))
+    w.table.announce()
+
+
+OPS: Dict[str, Op] = {
+    "empty": Op(nothing, lambda w: w.keep(cuvmm.empty(10, "uint8"))),
+    "resize": Op(nothing, lambda w: w.memory.resize(4 << 20)),
+    "trim": Op(longer, lambda w: w.memory.trim()),
+    "write": Op(nothing, lambda w: w.memory.array.write(b"\1" * 100)),
+    "memory.close": Op(another, lambda w: w.made[0].close(), True),
+    "Server": Op(nothing, lambda w: w.keep(cuvmm.Server(w.path + "2"))),
+    "publish": Op(another, lambda w: w.server.publish("y", w.made[0])),
+    "announce": Op(nothing, lambda w: w.table.announce()),
+    "announce behind a stream": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.table.announce(stream=w.made[0].handle.value)),
+    "shrink": Op(nothing, lambda w: w.table.shrink(10)),
+    "settle": Op(lambda w: w.table.announce(), lambda w: w.table.settle(60)),
+    "withdraw": Op(nothing, lambda w: w.table.withdraw(), True),
+    "Server.close": Op(nothing, lambda w: w.server.close(), True),
+    "connect": Op(nothing, lambda w: w.keep(cuvmm.connect(w.path))),
+    "list": Op(nothing, lambda w: w.client.list()),
+    "follow": Op(nothing, lambda w: w.keep(w.client.follow("x"))),
+    "next": Op(lambda w: w.table.announce(), lambda w: w.other.next(timeout=60)),
+    "next with a stream": Op(announced, lambda w: w.other.next(w.made[0].handle.value, timeout=60)),
+    "tobytes": Op(nothing, lambda w: w.other.array.tobytes()),
+    "__dlpack__": Op(nothing, lambda w: w.other.array.__dlpack__(copy=True)),
+    "Follower.close": Op(follower, lambda w: w.made[0].close(), True),
+    "Client.close": Op(nothing, lambda w: w.client.close(), True),
+}
+
+
+class Walks(DriverTest):
+    @classmethod
+    def setUpClass(cls) -> None:
+        super().setUpClass()
+        cls.device = _driver.device(0)
+        cls.library = Library(cls.device.driver._lib)
+
+    device: Any
+    library: Library
+
+    def setUp(self) -> None:
+        super().setUp()
+        warnings.simplefilter("ignore", ResourceWarning)  # of sockets that an interrupted call lost: the collector closes them
+        self.addCleanup(warnings.resetwarnings)
+        d = self.device.driver
+        real, d._lib = d._lib, self.library
+        self.addCleanup(setattr, d, "_lib", real)
+        with self.world("warm") as w:  # what is made once
+            w.goes_on()
+
+    def state(self) -> Any:
+        context, mode = ctypes.c_void_p(), ctypes.c_int(0)
+        self.device.driver.call("cuCtxGetCurrent", ctypes.byref(context))
+        self.device.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        before = mode.value
+        self.device.driver.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
+        return context.value, before
+
+    @contextlib.contextmanager
+    def world(self, what: str) -> Iterator[World]:
+        """A world for one walk, and the checks behind it."""
+        self.device.synchronize()  # what that keeps is there
+        held, state, files = dict(self.library.held), self.state(), len(os.listdir("/proc/self/fd"))
+        with tempfile.TemporaryDirectory(dir=self.folder) as folder:
+            w = World(folder)
+            yield w
+            self.assertEqual(self.state(), state, f"{what}: the thread's context and capture mode")
+            w.close()
+            gc.collect()
+            self.device.synchronize()
+            await_that(lambda: not [t for t in threading.enumerate() if t.name.startswith("cuvmm")], f"{what}: threads end")
+            self.assertEqual(os.listdir(folder), [], f"{what}: sockets are left")
+        wrong, self.library.wrong = self.library.wrong, []
+        self.assertEqual(wrong, [], f"{what}: freed twice")
+        self.assertEqual(self.library.held, held, f"{what}: the driver's")
+        self.assertLessEqual(len(os.listdir("/proc/self/fd")), files, f"{what}: file descriptors")
+
+    def walk(self, name: str, op: Op, at: Optional[Place]) -> Interrupter:
+        what = f"{name}, interrupted at {at[0].co_name}+{at[1]}" if at is not None else name
+        with self.world(what) as w:
+            op.before(w)
+            i = Interrupter(at)
+            try:
+                i.run(lambda: op.call(w))
+            except KeyboardInterrupt:
+                pass
+            if op.ends:
+                op.call(w)
+            else:
+                w.goes_on()
+        return i
+
+    @unittest.skipIf(sys.version_info < (3, 11), "before Python 3.11 an interruption comes at other places, which no trace function finds")
+    def test_ctrl_c_at_every_place(self) -> None:
+        walked: Dict[Place, int] = {}
+        count = 0
+        for name, op in OPS.items():
+            for place in self.walk(name, op, None).places:
+                if walked.get(place, 0) < TIMES:
+                    walked[place] = walked.get(place, 0) + 1
+                    count += self.walk(name, op, place).done
+        self.assertGreater(count, 300)
+
+    def test_every_call_of_the_driver_fails_once(self) -> None:
+        for name, op in OPS.items():
+            number, went = 0, True
+            while went:
+                number += 1
+                with self.world(f"{name}, whose call {number} fails") as w:
+                    op.before(w)
+                    self.library.calls, self.library.fails = 0, number
+                    try:
+                        op.call(w)
+                    except Error:
+                        pass
+                    went = self.library.calls >= number
+                    self.library.fails = 0
+                    if op.ends:
+                        op.call(w)
+                    else:
+                        w.goes_on()
+
+
+if __name__ == "__main__":
+    unittest.main()
