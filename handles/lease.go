@@ -25,12 +25,12 @@ import (
 // DefaultLease is the default of LeaseOptions.Timeout.
 const DefaultLease = time.Minute
 
-// LeaseOptions configure a lease. The zero value offers fabric handles and
-// ends with Close or after DefaultLease.
+// LeaseOptions configure a lease. The zero value offers fabric handles if the
+// memory has them, otherwise descriptors, and ends with Close or after DefaultLease.
 type LeaseOptions struct {
 	// Handle is the type of the offered handles: vmm.Fabric, whose offer is a text, or
-	// vmm.PosixFD, whose offer also has files; 0 is vmm.Fabric. The memory must have it,
-	// and has vmm.PosixFD by default.
+	// vmm.PosixFD, whose offer also has files; 0 is vmm.Fabric if the memory has that,
+	// otherwise vmm.PosixFD, which memory has by default. The memory must have it.
 	Handle vmm.HandleTypes
 	// Receivers is the number of processes that are to import the memory: the lease
 	// ends with the last one's receipt. 0 is any number.
@@ -146,6 +146,9 @@ func lease(op string, d Descriptor, on *core.System, asked driver.AllocationProp
 func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View, o LeaseOptions) (*Lease, error) {
 	if o.Handle == 0 {
 		o.Handle = vmm.Fabric
+		if asked.RequestedHandleTypes&driver.HandleFabric == 0 {
+			o.Handle = vmm.PosixFD
+		}
 	}
 	if o.Timeout == 0 {
 		o.Timeout = DefaultLease

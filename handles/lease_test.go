@@ -144,7 +144,7 @@ func TestLeasesByDescriptor(t *testing.T) {
 		}
 		require.Equal(t, files, peer.OpenFDs())
 		// Without a fabric handle there is nothing to lease by.
-		_, err = handles.LeaseArray(a, handles.LeaseOptions{})
+		_, err = handles.LeaseArray(a, handles.LeaseOptions{Handle: vmm.Fabric})
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
 		require.ErrorContains(t, err, "vmm.Fabric")
 	})

@@ -56,7 +56,7 @@ func TestRemediesOfSharing(t *testing.T) {
 		require.ErrorContains(t, err, "without the option ReadOnly")
 	})
 	t.Run("a lease by fabric of ordinary memory", func(t *testing.T) {
-		_, err := handles.LeaseBuffer(b, handles.LeaseOptions{})
+		_, err := handles.LeaseBuffer(b, handles.LeaseOptions{Handle: vmm.Fabric})
 		require.ErrorIs(t, err, cuda.ErrNotSupported)
 		require.ErrorContains(t, err, "within one host share it by descriptor (vmm.PosixFD)")
 	})
