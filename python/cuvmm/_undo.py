@@ -152,7 +152,7 @@ class File:
 
     def open(self, call: Callable[..., int], *args: Any) -> int:
         """Makes the call that returns the descriptor, and notes it in the same step."""
-        self._opened.extend(map(call, *([a] for a in args)))
+        self._opened.extend(map(call, *([a] for a in args)) if args else [call()])
         return self._opened[0]
 
     @property

@@ -12,7 +12,7 @@ from . import _conn, _driver, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
-from ._undo import Gate, Passing, Undo
+from ._undo import File, Gate, Passing, Undo
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
@@ -56,7 +56,7 @@ class Mailbox:
 class _Reply(NamedTuple):
     name: str
     fields: Dict[str, Any]
-    page: Optional[int]
+    page: Optional[File]
     mailbox: Optional[Mailbox]
 
 
@@ -311,8 +311,7 @@ class Client(OfProcess):
             a = request.reply
         if isinstance(a, _Reply) and a.mailbox is not None:
             if a.page is not None:
-                request.reply = a._replace(page=None)
-                _conn.close_all([a.page])
+                a.page.close()
             assert request.line is not None
             self.leave(request.line, a.fields["token"], a.mailbox)
 
@@ -424,8 +423,16 @@ class Client(OfProcess):
                 raise ProtocolError("two followers of one token")
             line.followers[token] = mailbox
             line.mailboxes.append(mailbox)
-        if not self._reply(line, fields["number"], _Reply("accepted", fields, m.files[0] if m.files else None, mailbox)):
-            _conn.close_all(m.files)
+        page = File() if m.files else None
+        if page is not None:
+            page.open(m.files.pop)
+        taken = False
+        try:
+            taken = self._reply(line, fields["number"], _Reply("accepted", fields, page, mailbox))
+        finally:
+            if page is not None and not taken:
+                page.close()
+        if not taken:
             with self._lock:
                 line.followers[token] = None
             # This thread reads, so it must not block on a send.

@@ -15,7 +15,7 @@ from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
-from ._undo import Passing, Undo, leave
+from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, OutOfMemory, ProtocolError,
                      RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
@@ -58,7 +58,7 @@ class Accepted(NamedTuple):
     reserved: int
     slot: int
     about: Descriptor
-    page: int
+    page: File
 
 
 class Heritage(NamedTuple):
@@ -222,14 +222,14 @@ class Follower(OfProcess):
             if not 0 < a.reserved <= 1 << 60 or a.reserved % granularity:
                 raise a.line.conn.fail(ProtocolError(f"a publication with room for {counted(a.reserved, 'byte')}, in memory with a granularity of {granularity}"))
             self._replica = Replica(about.unit, granularity, a.reserved, 1 << 16)
-            self._link.open(a.page)
+            self._link.open(a.page.number)
             self._range = _memory.Range(dev, a.reserved, granularity, _driver.READ_WRITE if o.write else _driver.READ, self._undo)
             for t in self._threads:
                 t.start()
         except RuntimeError as e:
             raise Error(f"a follower's thread could not be started: {e}", "raise this process's limit of threads (ulimit -u)") from None
         finally:
-            _conn.close_all([a.page])
+            a.page.close()
 
     def abandon(self) -> None:
         """Closes a follower that no caller has."""
@@ -600,7 +600,7 @@ class Follower(OfProcess):
             link = _Link(a, self._device)
             try:
                 self._check_same(a)
-                link.open(a.page)
+                link.open(a.page.number)
             except Error as e:
                 self._client.leave(a.line, a.token, a.mailbox)
                 try:
@@ -612,7 +612,7 @@ class Follower(OfProcess):
                 pause = min(2 * pause, _conn.LONGEST_PAUSE)
                 continue
             finally:
-                _conn.close_all([a.page])
+                a.page.close()
             with self._lock:
                 old, self._link, self._publication = self._link, link, a.publication
                 self._cuts += 1
