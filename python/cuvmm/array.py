@@ -82,6 +82,8 @@ class Users:
 class _Bytes:
     """Device memory for copies. It is freed with its last reference."""
 
+    _owned: Optional[Owned] = None
+
     def __init__(self, dev: Device, size: int) -> None:
         self._device, self._cell = dev, c_uint64()
         self._owned = Owned(dev.driver, "cuMemFree_v2", self._cell)
@@ -95,7 +97,7 @@ class _Bytes:
         return int(self._cell.value)
 
     def close(self) -> None:
-        if self._owned.live:
+        if self._owned is not None and self._owned.live:
             with self._device.current():
                 self._owned.close()
 
