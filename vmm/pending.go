@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"sync/atomic"
-	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -12,14 +11,6 @@ import (
 // pendingJobs counts the clips that are still to be done on a buffer; its teardown waits
 // for them. They are not operations of the buffer's life, since they submit no GPU work.
 type pendingJobs struct{ atomic.Int32 }
-
-// wait returns when none is pending. The object is closed, so none is added.
-func (p *pendingJobs) wait(s *core.System) {
-	for p.Load() > 0 {
-		s.PollReclaim()
-		time.Sleep(50 * time.Microsecond)
-	}
-}
 
 // runOrQueue runs the job now or after the change that runs. Teardown and Drain wait
 // for it.

@@ -267,13 +267,6 @@ func (r *reservation) unmapClosing(op string) error {
 	return nil
 }
 
-// lacks reports whether a mapping is no longer in the range.
-func (r *reservation) lacks(m *mapping) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return !slices.Contains(r.maps, m)
-}
-
 // free gives the range back to the driver, and before that its stuck mappings.
 func (r *reservation) free(op string) error {
 	if err := r.finish(op); err != nil {

@@ -163,7 +163,7 @@ func TestAFollowerComesBackThroughConnectionsThatEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, c.Close())
 	}
-	full := publish.NewServer(publish.ServerOptions{MaxSessions: 1})
+	full := publish.NewServerForOne()
 	near, far := peertest.Pair(t, peer.Options{})
 	go func() { _ = full.ServeConn(ctx, near) }()
 	occupant := publish.NewClient(far)

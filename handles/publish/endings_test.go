@@ -76,24 +76,6 @@ func TestAFollowerClosesAfterItsStreams(t *testing.T) {
 	v.served()
 }
 
-// CloseContext waits no longer than its context, and Close goes on with it.
-func TestAFollowerClosesWithinAContext(t *testing.T) {
-	v := newVictim(t, ServerOptions{}, peer.Options{})
-	other := newStream(t, v.dev)
-	f := v.second(FollowOptions{})
-	goOn := v.stand(other)
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-	defer cancel()
-	require.ErrorIs(t, f.CloseContext(ctx), peer.ErrTimeout)
-	goOn()
-	require.NoError(t, f.CloseContext(peertest.Context(t)))
-	for range 1000 { // a scheduler that runs the context's end first must not matter
-		require.NoError(t, f.CloseContext(ctx), "it is closed, whatever the context says")
-	}
-	require.NoError(t, f.Close())
-	v.served()
-}
-
 // A publication is released when it was withdrawn, the work behind its announcements is
 // done, and nothing is being sent.
 func TestAPublicationIsReleased(t *testing.T) {

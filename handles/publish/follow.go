@@ -299,30 +299,6 @@ func (f *Follower[T]) Err() error { return f.f.failed() }
 // on. After an error it may be called again.
 func (f *Follower[T]) Close() error { return f.f.close() }
 
-// CloseContext is like Close, but waits no longer than the context. The follower is out
-// of use in any case. After the context's error it goes on closing, and Close waits for
-// that. A follower that is closed already is no error, even if the context has ended.
-func (f *Follower[T]) CloseContext(ctx context.Context) error {
-	select {
-	case <-f.Released().Done():
-		return f.f.close()
-	default:
-	}
-	ended := make(chan error, 1)
-	go func() { ended <- f.f.close() }()
-	select {
-	case err := <-ended:
-		return err
-	case <-ctx.Done():
-	}
-	select {
-	case err := <-ended: // at the same time
-		return err
-	default:
-		return peererr.Wait(ctx, "publish.Follower.CloseContext", "work that could use the elements is not done", "find the stream that stands still, or give CloseAfter the streams that use them")
-	}
-}
-
 // CloseAfter ends the follower at once and releases everything when the work
 // that is on the streams now is done, regardless of other streams. It never blocks.
 // Without a stream it returns cuda.ErrInvalidArgument, and cuda.ErrCapturing if a stream

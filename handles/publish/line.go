@@ -408,7 +408,7 @@ func deniedError(op string, d *denied) error {
 	case statusForbidden:
 		hint = "set ReadOnly, or ask the publisher for more"
 	case statusLimit:
-		hint = "close followers that are not needed, or raise the limit in the publisher's ServerOptions (MaxFollowers, for example)"
+		hint = "close followers that are not needed, or follow with another client"
 	case statusUnknown:
 		hint = "List returns what is published"
 	}

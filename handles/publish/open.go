@@ -19,8 +19,7 @@ import (
 
 // Open maps the publication of a name once, as it was announced last: as an ordinary
 // array, in a range of exactly that memory, which later changes of the publication do
-// not affect. Until Open returns it counts as a follower of the client
-// (ServerOptions.MaxFollowers). T must have the publisher's element type and size
+// not affect. Until Open returns it counts as a follower of the client. T must have the publisher's element type and size
 // ([handles.ErrMismatch]); a buffer is opened as bytes. Open waits for the first
 // announcement, and until the elements are complete. The caller closes the array.
 func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {

@@ -53,7 +53,7 @@ func TestClientsDoNotSharePages(t *testing.T) {
 // Followers take a bounded part of the publisher's descriptors, each process a
 // part of that, and give it back when they leave.
 func TestPagesLeaveRoomForFiles(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxPerProcess: 200}, peer.Options{})
+	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.perProcess = 200 })
 	var old unix.Rlimit
 	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &old))
 	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 256, Max: old.Max}))

@@ -34,7 +34,9 @@ type victim struct {
 	honest  *Follower[uint32]
 }
 
-func newVictim(t *testing.T, o ServerOptions, c peer.Options) *victim {
+// newVictim makes a server with a publication and an honest follower. lower changes the
+// limits.
+func newVictim(t *testing.T, o ServerOptions, c peer.Options, lower ...func(*limits)) *victim {
 	before := peer.OpenFDs()
 	t.Cleanup(func() { require.Equal(t, before, peer.OpenFDs()) })
 	m, sys := sim.Open(t)
@@ -42,7 +44,11 @@ func newVictim(t *testing.T, o ServerOptions, c peer.Options) *victim {
 	l, err := peer.Listen(filepath.Join(t.TempDir(), "d"), "s", c)
 	require.NoError(t, err)
 	v.path = l.Path()
-	v.server = NewServer(o)
+	most := serverLimits
+	for _, f := range lower {
+		f(&most)
+	}
+	v.server = newServer(o, most)
 	over := make(chan error, 1)
 	go func() { over <- v.server.Serve(context.Background(), l) }()
 	v.array, err = vmm.NewArray[uint32](v.dev, vmm.BufferOptions{Reserve: 64 << 20, Chunks: vmm.FixedChunks(2 << 20)})
@@ -221,7 +227,9 @@ func TestTheReasonOfAnEndComesFirst(t *testing.T) {
 
 func TestSilentClientsAreSentAway(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
-	server := NewServer(ServerOptions{Idle: 50 * time.Millisecond})
+	most := serverLimits
+	most.idle = 50 * time.Millisecond
+	server := newServer(ServerOptions{}, most)
 	defer func() { require.NoError(t, server.Close()) }()
 	p, err := Array(server, "numbers", v.array)
 	require.NoError(t, err)
@@ -241,7 +249,7 @@ func TestSilentClientsAreSentAway(t *testing.T) {
 }
 
 func TestCrowdsAreBounded(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxSessions: 3, MaxFollowers: 2}, peer.Options{})
+	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.sessions, l.followers = 3, 2 })
 	first, second := v.dial(), v.dial()
 	for _, c := range []*peer.Conn{first, second} { // both are there
 		require.NoError(t, c.Send(peertest.Context(t), pack(&list{1})))
@@ -324,7 +332,7 @@ func TestClientsThatDoNotRead(t *testing.T) {
 // the server than its followers would.
 func TestDenialsThatAreNotReadAreBounded(t *testing.T) {
 	const followers = 64
-	v := newVictim(t, ServerOptions{MaxFollowers: followers, MaxFollowRate: 1_000_000}, peer.Options{})
+	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.followers, l.followRate = followers, 1_000_000 })
 	near, deaf := peertest.Pair(t, peer.Options{})
 	over := make(chan error, 1)
 	go func() { over <- v.server.ServeConn(context.Background(), near) }()

@@ -664,14 +664,12 @@ func TestEndingsBesideStreamsThatStandStill(t *testing.T) {
 		require.NoError(t, f.Next(peertest.Context(t), reader))
 		require.Equal(t, counting(0, 1000), elementsOf(t, f.Array(), reader))
 		require.NoError(t, stuck(d, other, word.All()))
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
-		defer cancel()
 		require.NoError(t, f.CloseAfter(reader))
 		require.Eventually(t, func() bool { return len(p.Stats().Followers) == 0 }, peertest.Guard, time.Millisecond)
 		goOn()
 		require.NoError(t, other.Synchronize())
 		require.NoError(t, d.System().Drain(peertest.Context(t)))
-		require.NoError(t, f.CloseContext(ctx), "it is closed")
+		require.NoError(t, f.Close(), "it is closed")
 
 		// A follower with a limit does not wait for a publisher that stands still.
 		f, err = publish.Follow[uint32](peertest.Context(t), k, d, "numbers", publish.FollowOptions{MaxWait: 100 * time.Millisecond})

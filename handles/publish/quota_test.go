@@ -123,11 +123,11 @@ func TestTwoProcessesLeavePlaces(t *testing.T) {
 		for range 32 {
 			require.NoError(t, listed(pid))
 		}
-		require.ErrorContains(t, listed(pid), "MaxPerProcess")
+		require.ErrorContains(t, listed(pid), "by one client")
 	}
 	require.NoError(t, listed(70_003))
 
-	v = newVictim(t, ServerOptions{MaxSessions: 16, MaxPerProcess: 16}, peer.Options{})
+	v = newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.sessions, l.perProcess = 16, 16 })
 	for range 11 {
 		require.NoError(t, listed(70_001))
 	}
@@ -157,7 +157,7 @@ func TestFollowingHasARate(t *testing.T) {
 	r.take(peer.Credentials{PID: 3}, now.Add(time.Minute))
 	require.Len(t, r.all, 1, "a process without requests is forgotten")
 
-	v := newVictim(t, ServerOptions{MaxFollowRate: 1}, peer.Options{})
+	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.followRate = 1 })
 	far, _ := v.as(70_001, uint32(os.Geteuid()))
 	for i := range 3 {
 		require.NoError(t, far.Send(peertest.Context(t), pack(&follow{number: uint32(i), access: WriteAccess, name: "nothing"})))

@@ -14,7 +14,7 @@ import (
 
 // Errors of publications name the remedy that helps, and count elements.
 func TestRemediesOfPublishing(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxFollowers: 1}, peer.Options{})
+	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.followers = 1 })
 	t.Run("more than the array has", func(t *testing.T) {
 		err := v.p.Announce(t.Context(), 2000)
 		require.ErrorIs(t, err, cuda.ErrOutOfRange)
@@ -35,7 +35,7 @@ func TestRemediesOfPublishing(t *testing.T) {
 		require.NoError(t, err)
 		_, err = Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
 		require.ErrorIs(t, err, peer.ErrTooLarge)
-		require.ErrorContains(t, err, "ServerOptions")
+		require.ErrorContains(t, err, "close followers that are not needed")
 		require.NoError(t, f.Close())
 		require.NoError(t, k.Close())
 	})

@@ -1,7 +1,6 @@
 package publish
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +22,7 @@ import (
 // it. All methods are safe for concurrent use. The caller closes it.
 type Server struct {
 	o       ServerOptions
+	most    limits
 	refused error // of options that no server can have
 	log     *slog.Logger
 	closer  life.Closer
@@ -62,72 +62,62 @@ type ServerOptions struct {
 	// process that has one can map it for writing: memory that an untrusted client must
 	// not write has to be published as a copy, in a buffer of its own.
 	Authorize func(p peer.Credentials, known bool, name string) Access
-	// MaxSessions is the most clients at a time; 0 is 256. They never take more
-	// than a quarter of the process's limit of open files. Of 16 or more, the last
-	// quarter is reserved for processes that have none yet, and any other user than this
-	// process's gets at most half.
-	MaxSessions int
-	// MaxPerProcess is the most clients of one process at a time, so that a process that
-	// keeps connecting leaves room for others; 0 is an eighth of MaxSessions, and at least
-	// 16. Processes of other pid namespaces cannot be told apart: those of one user
-	// count as one. Inherited connections are not counted.
-	MaxPerProcess int
-	// MaxFollowRate is how many followers the clients of one process may add per second,
-	// after as many at once; further requests wait. 0 is 1,000.
-	MaxFollowRate int
-	// MaxFollowers is the most followers of one client; 0 is 64.
-	MaxFollowers int
 	// MaxPinned is how many bytes a follower may keep mapped after a Shrink took them
 	// back: a follower that still keeps more at the next Shrink is cut off. 0 is no
 	// limit.
 	MaxPinned int
-	// Idle is how long a client may stay without a follower or a request; 0 is a
-	// minute.
-	Idle time.Duration
 	// Log receives the failures of clients: at level Info what a client alone can
 	// cause, above it what the server lacks. Nil discards them, but for panics of Authorize,
 	// which go to slog.Default.
 	Log *slog.Logger
 }
 
-// check returns an error for a negative number.
-func (o *ServerOptions) check() error {
-	for _, n := range []struct {
-		name  string
-		value int
-	}{
-		{"MaxSessions", o.MaxSessions}, {"MaxPerProcess", o.MaxPerProcess}, {"MaxFollowRate", o.MaxFollowRate},
-		{"MaxFollowers", o.MaxFollowers}, {"MaxPinned", o.MaxPinned}, {"Idle", int(o.Idle)},
-	} {
-		if n.value < 0 {
-			return peererr.Invalid("publish.NewServer", fmt.Sprintf("a ServerOptions.%s of %d", n.name, n.value), "use 0 for the default, or more")
-		}
-	}
-	return nil
+// limits bound what clients can take beside memory. No honest program meets the
+// server's own; tests lower them.
+type limits struct {
+	// sessions are the most clients at a time. They never take more than a quarter of the
+	// process's limit of open files. Of 16 or more, the last quarter is reserved for
+	// processes that have none yet, and any other user than this process's gets at most
+	// half.
+	sessions int
+	// perProcess are the most clients of one process, so that a process that keeps
+	// connecting leaves room for others. Processes of other pid namespaces cannot be told
+	// apart: those of one user count as one. Inherited connections are not counted.
+	perProcess int
+	// followers are the most of one client.
+	followers int
+	// followRate is how many followers the clients of one process may add per second,
+	// after as many at once; further requests wait.
+	followRate int
+	// idle is how long a client may stay without a follower or a request.
+	idle time.Duration
 }
 
-// leastPerProcess is the default of MaxPerProcess for a server with few places.
-const leastPerProcess = 16
+// leastSessions is how many clients there is room for, however few files may be open.
+const leastSessions = 16
 
-// NewServer makes a server without publications and clients. Of a server whose options
-// have a negative number, Publish, Array, Serve, ServeConn and TakeOver return
+var serverLimits = limits{sessions: 256, perProcess: 32, followers: 4096, followRate: 1000, idle: time.Minute}
+
+// NewServer makes a server without publications and clients. It serves at most 256 clients,
+// of which one process has at most 32, and a client has at most 4,096 followers. Of a server
+// with a negative MaxPinned, Publish, Array, Serve, ServeConn and TakeOver return
 // cuda.ErrInvalidArgument.
-func NewServer(o ServerOptions) *Server {
-	refused := o.check()
-	o.MaxSessions = cmp.Or(o.MaxSessions, 256)
-	o.MaxPerProcess = cmp.Or(o.MaxPerProcess, max(leastPerProcess, o.MaxSessions/8))
-	o.MaxFollowRate = cmp.Or(o.MaxFollowRate, 1000)
-	o.MaxFollowers = cmp.Or(o.MaxFollowers, 64)
-	o.Idle = cmp.Or(o.Idle, time.Minute)
+func NewServer(o ServerOptions) *Server { return newServer(o, serverLimits) }
+
+func newServer(o ServerOptions, most limits) *Server {
+	var refused error
+	if o.MaxPinned < 0 {
+		refused = peererr.Invalid("publish.NewServer", fmt.Sprintf("a ServerOptions.MaxPinned of %d", o.MaxPinned), "use 0 for no limit, or more")
+	}
 	if o.Authorize == nil {
 		o.Authorize = func(peer.Credentials, bool, string) Access { return WriteAccess }
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{o: o, refused: refused, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}, takingOver: wait.NewSlot()}
+	s := &Server{o: o, most: most, refused: refused, log: o.Log, publications: map[string]*Publication{}, sessions: map[*session]struct{}{}, takingOver: wait.NewSlot()}
 	s.pages.life = &s.closer
-	s.rates.perSecond, s.rates.burst = o.MaxFollowRate, o.MaxFollowRate
+	s.rates.perSecond, s.rates.burst = most.followRate, most.followRate
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }
@@ -239,10 +229,10 @@ func (s *Server) crowdedLocked(of client) error {
 		}
 	}
 	const op = "publish.Server.Serve"
-	const later = "try again when another has left, or raise ServerOptions."
-	places := s.o.MaxSessions
+	const later = "try again when another has left"
+	places := s.most.sessions
 	if limit, err := fd.Limit(); err == nil {
-		places = min(places, max(leastPerProcess, int(min(limit, 1<<20))/sessionShare))
+		places = min(places, max(leastSessions, int(min(limit, 1<<20))/sessionShare))
 	}
 	reserve := 0
 	if places >= 16 {
@@ -251,13 +241,13 @@ func (s *Server) crowdedLocked(of client) error {
 	free := places - len(s.sessions)
 	switch most := max(1, places/2); {
 	case free <= 0:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+"MaxSessions and the limit of open files (ulimit -n)")
-	case ofProcess >= s.o.MaxPerProcess:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, of.PID, s.o.MaxPerProcess), later+"MaxPerProcess")
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+", or raise the limit of open files (ulimit -n) if that bounds the places")
+	case ofProcess >= s.most.perProcess:
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, of.PID, s.most.perProcess), "follow all publications by one client of the process")
 	case ofProcess > 0 && free <= reserve:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, of.PID, reserve), later+"MaxSessions")
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, of.PID, reserve), later)
 	case of.known && of.UID != uint32(os.Geteuid()) && ofUser >= most:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, of.UID, most), later+"MaxSessions")
+		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, of.UID, most), later)
 	}
 	return nil
 }

@@ -106,7 +106,7 @@ func (ss *session) serve(ctx context.Context) error {
 // receive waits for the next request. A client without followers has a limit.
 func (ss *session) receive(ctx context.Context) (peer.Message, error) {
 	for {
-		limited, cancel := context.WithTimeout(ctx, ss.server.o.Idle)
+		limited, cancel := context.WithTimeout(ctx, ss.server.most.idle)
 		m, err := ss.conn.Receive(limited)
 		over := limited.Err() != nil && ctx.Err() == nil
 		cancel()
@@ -117,8 +117,8 @@ func (ss *session) receive(ctx context.Context) (peer.Message, error) {
 		idle := len(ss.followers)+ss.joining == 0
 		ss.mu.Unlock()
 		if idle {
-			return m, ss.conn.in.Fail(peererr.New(peererr.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and sent no request for %v", ss.server.o.Idle),
-				"connect again for the next request, or raise ServerOptions.Idle"))
+			return m, ss.conn.in.Fail(peererr.New(peererr.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and sent no request for %v", ss.server.most.idle),
+				"connect again for the next request"))
 		}
 	}
 }
@@ -134,7 +134,7 @@ func (ss *session) handle(ctx context.Context, request message) error {
 		}
 		ss.mu.Lock()
 		n := len(ss.followers) + ss.joining
-		full := n >= ss.server.o.MaxFollowers
+		full := n >= ss.server.most.followers
 		if !full {
 			ss.joining++
 		}

@@ -492,7 +492,7 @@ func TestATakeOverThroughARelativePath(t *testing.T) {
 	heir.Wait()
 }
 
-// A publication that nothing was announced of is taken over as one: nobody is shown an
+// A publication that nothing was announced of is taken over as one: no follower is shown an
 // array without elements.
 func TestATakeOverBeforeTheFirstAnnouncement(t *testing.T) {
 	p := newPlace(t)

@@ -293,10 +293,7 @@ var publishCases = join(
 			f, s := w.follower(), w.stream()
 			return func() error { return f.Next(w.soon(), s) }
 		},
-		"Follower.CloseContext": func(w *world) func() error {
-			f := w.follower()
-			return func() error { return f.CloseContext(w.soon()) }
-		},
+
 		"Follower.CloseAfter": func(w *world) func() error {
 			f, s := w.follower(), w.stream()
 			return func() error { return errors.Join(f.CloseAfter(s), w.drain()) }

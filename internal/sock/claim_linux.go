@@ -2,6 +2,7 @@ package sock
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -74,7 +75,7 @@ func Self() (ProcessID, error) {
 // ended.
 func (id ProcessID) Open() (*Process, error) {
 	n, err := unix.PidfdOpen(int(id.PID), unix.PIDFD_NONBLOCK)
-	if err == unix.ESRCH || err == unix.EINVAL {
+	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
 		return nil, nil // no process has that number, or only a thread
 	}
 	if err != nil {
