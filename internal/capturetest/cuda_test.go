@@ -48,7 +48,7 @@ func failing(w *world, use func(e *cuda.Error)) func() error {
 }
 
 var systemCases = join(
-	plain("System", func(w *world) *cuda.System { return w.dev.System() }, "Driver", "Devices", "Stats", "Live"),
+	plain("System", func(w *world) *cuda.System { return w.dev.System() }, "Driver", "Devices", "Stats", "Live", "Leftovers"),
 	table{
 		"Open": func(w *world) func() error {
 			return func() error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -168,6 +169,11 @@ var poolCases = join(
 		"Pool.SetLimit": func(w *world) func() error {
 			p := w.pool()
 			return func() error { return p.SetLimit(2 * mib) }
+		},
+		// One device has no peers to be granted: pool's own test has two.
+		"Pool.Grant": func(w *world) func() error {
+			p := w.pool()
+			return func() error { return p.Grant(w.access(vmm.ReadWrite)) }
 		},
 		"Pool.Trim": func(w *world) func() error {
 			p := w.pool()
