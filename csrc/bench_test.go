@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/csrc"
-	"github.com/cuvmm/cuvmm/internal/cbench"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/test/cbench"
 	"github.com/stretchr/testify/require"
 )
 

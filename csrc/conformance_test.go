@@ -6,7 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/drivertest"
+	"github.com/cuvmm/cuvmm/internal/test/drivertest"
 )
 
 const conformanceChild = "conformance on the real driver"

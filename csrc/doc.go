@@ -72,5 +72,5 @@
 // the layouts of the structs are asserted there, so a build for another machine
 // proves them. The tests run against testdata/fakecuda, a library that records
 // what reaches it, and testdata/fakenvml; the C loops that benchmarks compare
-// with are in internal/cbench.
+// with are in internal/test/cbench.
 package csrc

@@ -16,7 +16,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 )
 

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/csrc"
-	"github.com/cuvmm/cuvmm/internal/cbench"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/test/cbench"
 	"github.com/stretchr/testify/require"
 )
 

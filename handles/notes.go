@@ -3,7 +3,7 @@ package handles
 // # How memory reaches another process
 //
 // Notes for readers of the source; the package document is for users, and
-// docs/protocol.md specifies the messages. internal/vectors/testdata/protocol.json has an
+// docs/protocol.md specifies the messages. internal/test/vectors/testdata/protocol.json has an
 // example of each, to check another implementation against.
 //
 // # Connections

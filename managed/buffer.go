@@ -7,8 +7,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/life"
-	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
 // Attachment determines which processors may access managed memory of a device without
@@ -136,7 +136,7 @@ func allocate(op string, d *cuda.Device, n uint64, o Options) (*memory, error) {
 		return nil, err
 	}
 	// Whole pages, so that advice for one buffer does not affect another.
-	page := osmem.PageSize()
+	page := host.PageSize()
 	size := (n + page - 1) / page * page
 	flags := driver.AttachGlobal
 	if o.Attach != AttachGlobal {
@@ -276,7 +276,7 @@ func (m *memory) whole(op string) (uint64, error) {
 		return m.size, nil
 	}
 	// This library's allocations are rounded up to pages.
-	if page := osmem.PageSize(); start != uint64(m.ptr) || (size+page-1)/page != (m.size+page-1)/page {
+	if page := host.PageSize(); start != uint64(m.ptr) || (size+page-1)/page != (m.size+page-1)/page {
 		return 0, errs.Invalid(op, fmt.Sprintf("a view of %s, part of the %s of managed memory from %#x on", m.asked(), errs.Bytes(size), start),
 			"memory is attached whole: view all of it")
 	}

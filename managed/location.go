@@ -8,7 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // place is a location in the driver's form. It is checked in two steps, so that a location
@@ -53,8 +53,8 @@ func (m *memory) checkNode(op string, p place) (place, error) {
 	nodes, current := []int{0}, 0 // of the software driver
 	if !m.dev.System().Driver().Software {
 		var err error
-		if nodes, err = osmem.Nodes(); err == nil && p.Type == driver.LocationHostNUMACurrent {
-			current, err = osmem.CurrentNode()
+		if nodes, err = host.Nodes(); err == nil && p.Type == driver.LocationHostNUMACurrent {
+			current, err = host.CurrentNode()
 		}
 		if err != nil {
 			return place{}, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("location %v", p.asked), Err: err,

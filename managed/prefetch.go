@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // Prefetch moves the range to a location, as work on the stream; without one it returns
@@ -240,7 +240,7 @@ func (p *parts) add(r Range, from, until uint64, to place) {
 // the edges that share a page with other bytes, which must not be: the driver works on
 // pages.
 func splitPages(ranges []Range, places []place) (inner, edges parts) {
-	page := osmem.PageSize()
+	page := host.PageSize()
 	for i, r := range ranges {
 		to := places[min(i, len(places)-1)]
 		start, end := uint64(r.Ptr()), uint64(r.Ptr())+r.n

@@ -9,8 +9,8 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/gputest"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/managed"
 	"github.com/stretchr/testify/require"
 )
@@ -144,7 +144,7 @@ func TestBatchesAreOneCall(t *testing.T) {
 // the range's, and stay.
 func TestDiscardLeavesWhatIsNotItsOwn(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
-		page := int(osmem.PageSize())
+		page := int(host.PageSize())
 		whole, other, s := buffer(t, d, 8*page), buffer(t, d, page), stream(t, d)
 		view, err := managed.View(d, whole.Ptr(), 3*page+9, managed.ViewOptions{})
 		require.NoError(t, err)
@@ -236,7 +236,7 @@ func TestWritesBehindADiscardAreKept(t *testing.T) {
 // What is whole pages is discarded, up to the end of a buffer that has none.
 func TestDiscardTakesWholePages(t *testing.T) {
 	m, d := open(t)
-	page := int(osmem.PageSize())
+	page := int(host.PageSize())
 	s := stream(t, d)
 	b := buffer(t, d, 3*page+5)
 	for _, row := range []struct{ off, n, left int }{

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // ViewOptions change what View takes.
@@ -68,7 +68,7 @@ func (m *memory) isManaged(op string) (bool, error) {
 	is, r := m.sys.Drv.PointerGetAttribute(m.ctx.Handle, driver.PointerIsManaged, m.ptr)
 	switch {
 	case r == driver.InvalidValue: // unknown to the driver, which may still page it
-		return m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && osmem.Mapped(uint64(m.ptr), m.size), nil
+		return m.sys.Attribute(m.ctx.Device, driver.AttrPageableMemoryAccess) != 0 && host.Mapped(uint64(m.ptr), m.size), nil
 	case r != driver.Success:
 		return false, m.fail(op, driver.CallPointerGetAttribute, r)
 	case is == 0:

@@ -61,4 +61,4 @@ package multicast
 //
 // Sums of 16-bit elements add up in 32 bits and round once, and replicas are combined
 // in another order for each unit. The tests' arithmetic is exact and shares nothing
-// with the software driver's kernels (internal/kerneltest).
+// with the software driver's kernels (internal/test/kerneltest).

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/gputest"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/stretchr/testify/require"
 )
 

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"unsafe"
 
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )

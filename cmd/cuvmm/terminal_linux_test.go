@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )

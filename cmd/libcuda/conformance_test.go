@@ -9,7 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/drivertest"
+	"github.com/cuvmm/cuvmm/internal/test/drivertest"
 	"github.com/stretchr/testify/require"
 )
 

@@ -10,7 +10,7 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // stacks holds each thread's stack of contexts, if it is not empty. The software driver
@@ -29,7 +29,7 @@ func withStack(change func(d driver.Foreign, stack []driver.Context) ([]driver.C
 	}
 	stacks.Lock()
 	defer stacks.Unlock()
-	id := osmem.ThreadID()
+	id := host.ThreadID()
 	stack, r := change(d, slices.Clone(stacks.of[id]))
 	if r != driver.Success {
 		return code(r)
@@ -60,7 +60,7 @@ func valid(d driver.Foreign, c driver.Context) driver.Result {
 //export cuvmm_new_thread
 func cuvmm_new_thread() {
 	stacks.Lock()
-	delete(stacks.of, osmem.ThreadID())
+	delete(stacks.of, host.ThreadID())
 	stacks.Unlock()
 	if d, r := opened(); r == driver.Success {
 		d.(driver.Hosted).NewThread()

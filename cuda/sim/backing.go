@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -84,7 +85,7 @@ func (m *Machine) finish(r *backing) {
 		m.giveAddresses(r.addresses())
 	}
 	if r.kind == KindHostMemory {
-		m.host.give(roundUp(r.size(), osmem.PageSize()))
+		m.host.give(roundUp(r.size(), host.PageSize()))
 	}
 }
 

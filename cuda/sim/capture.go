@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // capture is a stream capture: from begin to end, the work of the streams that
@@ -169,7 +169,7 @@ func (a *api) guardUnsafe() driver.Result {
 	if !a.foreign || len(a.m.captures) == 0 {
 		return driver.Success // the library's calls are made in relaxed mode
 	}
-	mode, thread := a.m.thread().mode, osmem.ThreadID()
+	mode, thread := a.m.thread().mode, host.ThreadID()
 	if mode == driver.CaptureRelaxed {
 		return driver.Success
 	}
@@ -262,7 +262,7 @@ func (a *api) StreamBeginCapture(c driver.Context, h driver.Stream, mode driver.
 	case s.joined != nil:
 		return driver.IllegalState
 	}
-	capt := &capture{m: m, id: lastCapture.Add(1), origin: s, mode: mode, thread: osmem.ThreadID()}
+	capt := &capture{m: m, id: lastCapture.Add(1), origin: s, mode: mode, thread: host.ThreadID()}
 	m.captures[capt.id] = capt
 	s.join(&joined{capture: capt})
 	return driver.Success
@@ -282,7 +282,7 @@ func (a *api) StreamEndCapture(c driver.Context, h driver.Stream) (driver.Graph,
 	case capt.origin != s:
 		capt.invalidate()
 		return 0, driver.CaptureUnmatched
-	case capt.mode != driver.CaptureRelaxed && capt.thread != osmem.ThreadID():
+	case capt.mode != driver.CaptureRelaxed && capt.thread != host.ThreadID():
 		capt.drop()
 		return 0, driver.CaptureWrongThread
 	case capt.invalidated:

@@ -7,8 +7,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/drivertest"
 	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/test/drivertest"
 	"github.com/stretchr/testify/require"
 )
 

@@ -4,7 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // gpuContext is a CUDA context. Streams, events, allocated memory and modules
@@ -45,7 +45,7 @@ func newHandle() uint64 { return 0x7ec0_0000_0000 + 16*lastHandle.Add(1) }
 
 // thread is the state of the calling thread.
 func (m *Machine) thread() thread {
-	if t := m.threads[osmem.ThreadID()]; t != nil {
+	if t := m.threads[host.ThreadID()]; t != nil {
 		return *t
 	}
 	return thread{}
@@ -55,10 +55,10 @@ func (m *Machine) thread() thread {
 // threads are used again.
 func (m *Machine) setThread(t thread) {
 	if t == (thread{}) {
-		delete(m.threads, osmem.ThreadID())
+		delete(m.threads, host.ThreadID())
 		return
 	}
-	m.threads[osmem.ThreadID()] = &t
+	m.threads[host.ThreadID()] = &t
 }
 
 // resolve finds the context of a call, lost or not: the one that is named, or the

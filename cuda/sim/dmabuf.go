@@ -2,7 +2,7 @@ package sim
 
 import (
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // MemGetHandleForAddressRange makes a DMA-BUF. Such a descriptor keeps the memory
@@ -15,7 +15,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 	}
 	defer a.leave()
 	m := a.m
-	page := osmem.PageSize()
+	page := host.PageSize()
 	lo, hi := uint64(p), uint64(p)+size
 	switch {
 	case ctx.device.attributes[driver.AttrDMABuf] == 0:
@@ -67,7 +67,7 @@ func (m *Machine) pinBooked(pins []*memory) (int, error) {
 		}
 		ids = append(ids, mem.id)
 	}
-	page := osmem.PageSize()
+	page := host.PageSize()
 	body := roundUp(uint64(8*len(ids)), page)
 	return m.books.Pin(ids, body+page, func(file []byte, id uint64) {
 		l := label{Kind: labelDMABuf, Size: body, ID: id}

@@ -5,7 +5,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 var _ driver.Hosted = (*api)(nil)
@@ -13,7 +13,7 @@ var _ driver.Hosted = (*api)(nil)
 func (a *api) NewThread() {
 	a.m.mu.Lock()
 	defer a.m.mu.Unlock()
-	delete(a.m.threads, osmem.ThreadID())
+	delete(a.m.threads, host.ThreadID())
 }
 
 func (a *api) WithoutFunction(h driver.Module) []string {

@@ -4,6 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -37,7 +38,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	if n == 0 || flags&^(driver.HostAllocPortable|driver.HostAllocDeviceMap|writeCombined) != 0 {
 		return nil, driver.InvalidValue
 	}
-	m, size := a.m, roundUp(n, osmem.PageSize())
+	m, size := a.m, roundUp(n, host.PageSize())
 	if size < n || !m.charge(m.host, size) {
 		return nil, driver.OutOfMemory
 	}
@@ -89,7 +90,7 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 		return driver.InvalidValue
 	}
 	lo := uint64(uintptr(p))
-	if osmem.Linux && (space.overlaps(span{lo, lo + n}) || !osmem.Mapped(lo, n)) {
+	if osmem.Linux && (space.overlaps(span{lo, lo + n}) || !host.Mapped(lo, n)) {
 		a.m.note("registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
 		return driver.InvalidValue
 	}

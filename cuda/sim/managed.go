@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -40,7 +41,7 @@ func (a *api) MemAllocManaged(c driver.Context, n uint64, flags driver.AttachFla
 	}
 	prop := d.prop()
 	prop.Type = driver.AllocationManaged
-	size := roundUp(n, osmem.PageSize())
+	size := roundUp(n, host.PageSize())
 	if size < n {
 		return 0, driver.OutOfMemory
 	}
@@ -70,7 +71,7 @@ func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Resu
 	if result != driver.Success {
 		return result
 	}
-	align := osmem.PageSize()
+	align := host.PageSize()
 	if size >= addressAlign {
 		align = addressAlign
 	}
@@ -117,7 +118,7 @@ func (r *backing) obtainPiece(n, size uint64, prop driver.AllocationProp) driver
 // allocation.
 func (m *Machine) pagesAt(p driver.Ptr, n uint64) (*backing, span, bool) {
 	r, ok := m.backing.find(uint64(p))
-	unit := osmem.PageSize()
+	unit := host.PageSize()
 	switch {
 	case !ok && m.isSystem(uint64(p), n):
 		return m.system, span{uint64(p) / unit * unit, roundUp(uint64(p)+n, unit)}, true

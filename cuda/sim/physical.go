@@ -5,6 +5,7 @@ import (
 	"iter"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/ledger"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -32,7 +33,7 @@ func newPool(limit uint64, placeable bool) *pool {
 	return p
 }
 
-func wholePages(n uint64) uint64 { return n / osmem.PageSize() * osmem.PageSize() }
+func wholePages(n uint64) uint64 { return n / host.PageSize() * host.PageSize() }
 
 // charge counts n bytes of a pool as taken, if so many are free or can be made
 // free.
@@ -104,7 +105,7 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 	if size > p.limit {
 		return nil, driver.OutOfMemory
 	}
-	size = roundUp(size, osmem.PageSize())
+	size = roundUp(size, host.PageSize())
 	if !m.charge(p, size) {
 		return nil, driver.OutOfMemory
 	}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // A range is brought in pieces to the processor that touches it, so that one larger than a
@@ -240,7 +240,7 @@ func (m *Machine) pageOut(where int32, need uint64, needs *backing, keep span) (
 			if freed >= need {
 				return freed
 			}
-			s.hi = min(s.hi, s.lo+roundUp(need-freed, osmem.PageSize()))
+			s.hi = min(s.hi, s.lo+roundUp(need-freed, host.PageSize()))
 			freed += m.pageOutRange(r, where, s)
 		}
 	}

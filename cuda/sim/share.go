@@ -6,6 +6,7 @@ import (
 	"errors"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -40,7 +41,7 @@ var errLabel = errors.New("the memory file carries no label of a software driver
 
 // newFile makes an empty memory file of l.Size bytes with a label.
 func newFile(l label) (*osmem.Shared, error) {
-	s, err := osmem.NewShared("cuvmm", l.Size+osmem.PageSize())
+	s, err := osmem.NewShared("cuvmm", l.Size+host.PageSize())
 	if err != nil {
 		return nil, err
 	}
@@ -68,12 +69,12 @@ func readLabel(b []byte, file uint64) (label, error) {
 	if err := binary.Read(bytes.NewReader(b), binary.LittleEndian, &l); err != nil {
 		return l, err
 	}
-	if page := osmem.PageSize(); l.Magic != labelMagic || file <= page || l.Size != file-page {
+	if page := host.PageSize(); l.Magic != labelMagic || file <= page || l.Size != file-page {
 		return l, errLabel
 	}
 	switch on := driver.LocationType(l.Location); {
 	case l.Kind == labelDMABuf:
-	case l.Kind == labelTeam && l.Size == roundUp(teamBytes, osmem.PageSize()):
+	case l.Kind == labelTeam && l.Size == roundUp(teamBytes, host.PageSize()):
 	case l.Kind == labelMemory && (on == driver.LocationDevice || on == driver.LocationHostNUMA && l.Node == 0):
 	default:
 		return l, errLabel
@@ -84,7 +85,7 @@ func readLabel(b []byte, file uint64) (label, error) {
 // labelOf is the label of a mapped memory file.
 func labelOf(s *osmem.Shared) (label, error) {
 	file := s.Bytes()
-	return readLabel(file[max(0, len(file)-int(osmem.PageSize())):], uint64(len(file)))
+	return readLabel(file[max(0, len(file)-int(host.PageSize())):], uint64(len(file)))
 }
 
 // label describes mem.
@@ -99,7 +100,7 @@ func (mem *memory) label() label {
 		l.offer(mem.machine.options.Fabric)
 	}
 	if p.Location.Type == driver.LocationNone { // a multicast object's
-		l.Kind, l.Size = labelTeam, roundUp(teamBytes, osmem.PageSize())
+		l.Kind, l.Size = labelTeam, roundUp(teamBytes, host.PageSize())
 	} else if p.Location.Type == driver.LocationDevice {
 		l.Device = mem.machine.devices[p.Location.ID].uuid
 	} else {
@@ -117,7 +118,7 @@ func (m *Machine) newShared(mem *memory) (s *osmem.Shared, id uint64, err error)
 		return s, 0, err
 	}
 	l.ID = m.books.NewID()
-	if s, err = m.books.NewFile(l.Size + osmem.PageSize()); err == nil {
+	if s, err = m.books.NewFile(l.Size + host.PageSize()); err == nil {
 		l.write(s)
 	}
 	return s, l.ID, err
@@ -169,7 +170,7 @@ func (m *Machine) share(mem *memory) error {
 // copyPages copies into a file that reads zero, and leaves pages of zeros
 // uncommitted.
 func copyPages(to, from []byte) {
-	page := int(osmem.PageSize())
+	page := int(host.PageSize())
 	zero := make([]byte, page)
 	for len(from) > 0 {
 		n := min(page, len(from))

@@ -14,8 +14,9 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
-	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/test/reexec"
 	"github.com/stretchr/testify/require"
 )
 
@@ -290,12 +291,12 @@ func FuzzLabel(f *testing.F) {
 	good := label{Magic: labelMagic, Size: chunk, Kind: labelMemory, Location: uint32(driver.LocationDevice)}
 	var b bytes.Buffer
 	require.NoError(f, binary.Write(&b, binary.LittleEndian, &good))
-	f.Add(b.Bytes(), uint64(chunk)+osmem.PageSize())
+	f.Add(b.Bytes(), uint64(chunk)+host.PageSize())
 	f.Add([]byte{}, uint64(0))
 	f.Fuzz(func(t *testing.T, b []byte, size uint64) {
 		if l, err := readLabel(b, size); err == nil {
 			require.Less(t, l.Size, size)
-			require.Equal(t, size, l.Size+osmem.PageSize())
+			require.Equal(t, size, l.Size+host.PageSize())
 			require.Contains(t, []uint32{labelMemory, labelDMABuf, labelTeam}, l.Kind)
 		}
 	})

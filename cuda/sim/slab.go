@@ -6,6 +6,7 @@ import (
 	"slices"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
@@ -60,7 +61,7 @@ func (s *slab) take(size uint64) *piece {
 	if size > slabSize-s.used {
 		return nil
 	}
-	off, ok := s.free.take(size, osmem.PageSize(), 0)
+	off, ok := s.free.take(size, host.PageSize(), 0)
 	if !ok {
 		return nil
 	}

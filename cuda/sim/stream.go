@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // stream is a queue of work that is done in order.
@@ -87,7 +87,7 @@ func (m *Machine) stream(c *gpuContext, h driver.Stream) (*stream, driver.Result
 
 // perThread is the calling thread's own stream of a context.
 func (m *Machine) perThread(c *gpuContext) *stream {
-	t := osmem.ThreadID()
+	t := host.ThreadID()
 	s := c.threads[t]
 	if s == nil {
 		s = &stream{m: m, id: lastStreamID.Add(1), context: c, threads: true}

@@ -4,7 +4,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // A device with pageable memory access works on the operating system's memory at
@@ -26,7 +26,7 @@ func (d *device) pageable() bool { return d.attributes[driver.AttrPageableMemory
 func (m *Machine) isSystem(p, n uint64) bool {
 	for _, d := range m.devices {
 		if d.pageable() {
-			return n <= m.system.hi && p < m.system.hi && !space.overlaps(span{p, p + n}) && osmem.Mapped(p, n)
+			return n <= m.system.hi && p < m.system.hi && !space.overlaps(span{p, p + n}) && host.Mapped(p, n)
 		}
 	}
 	return false
@@ -34,7 +34,7 @@ func (m *Machine) isSystem(p, n uint64) bool {
 
 // whole returns the pages that a span lies in.
 func (r *backing) whole(s span) span {
-	unit := osmem.PageSize()
+	unit := host.PageSize()
 	return span{s.lo / unit * unit, roundUp(s.hi, unit)}
 }
 

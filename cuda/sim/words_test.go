@@ -11,7 +11,7 @@ import (
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/test/reexec"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )

@@ -13,7 +13,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/test/reexec"
 	"github.com/stretchr/testify/require"
 )
 

@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/test/vectors"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )

@@ -15,7 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
-	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/test/vectors"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"golang.org/x/sys/unix"

@@ -10,8 +10,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peertest"
-	"github.com/cuvmm/cuvmm/internal/testlog"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/stretchr/testify/require"
 )
 

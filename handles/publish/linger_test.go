@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
 )
 
 // A server closes in time even if clients sent it files whose close takes as long as

@@ -9,8 +9,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peertest"
-	"github.com/cuvmm/cuvmm/internal/vectors"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/vectors"
 	"github.com/stretchr/testify/require"
 )
 

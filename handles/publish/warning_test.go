@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/stretchr/testify/require"
 )
 

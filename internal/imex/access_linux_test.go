@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/imex"
-	"github.com/cuvmm/cuvmm/internal/reexec"
+	"github.com/cuvmm/cuvmm/internal/test/reexec"
 	"github.com/stretchr/testify/require"
 )
 

@@ -13,12 +13,12 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"github.com/cuvmm/cuvmm/internal/osmem"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-var page = osmem.PageSize()
+var page = host.PageSize()
 
 var machine = Machine{Description: []byte("two pools"), Limits: []uint64{100 * page, 10 * page}}
 

@@ -107,9 +107,6 @@ func Forget(mem []byte) error {
 	return nil
 }
 
-// ThreadID names the calling operating system thread.
-func ThreadID() int { return unix.Gettid() }
-
 func mmap(fd int, off int64, n uint64, prot, flags int) ([]byte, error) {
 	if err := roomForMappings(); err != nil {
 		return nil, err

@@ -83,9 +83,6 @@ func Forget(mem []byte) error {
 	return nil
 }
 
-// ThreadID returns 0: threads have no readable number here, and all count as one.
-func ThreadID() int { return 0 }
-
 func Window(size, align uint64) (base uint64, err error)  { return 0, errLinux }
 func Commit(addr, n uint64) ([]byte, error)               { return nil, errLinux }
 func Clear(addr, n uint64) error                          { return errLinux }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -18,7 +19,7 @@ func openFolder(t *testing.T, path string) *Folder {
 }
 
 func named(t *testing.T, f *Folder, name string) *Shared {
-	s, err := f.NewFile(4 * PageSize())
+	s, err := f.NewFile(4 * host.PageSize())
 	require.NoError(t, err)
 	require.NoError(t, f.Link(s, name))
 	t.Cleanup(func() { _ = s.Close() })
@@ -28,7 +29,7 @@ func named(t *testing.T, f *Folder, name string) *Shared {
 func TestFilesOfAFolderAreShared(t *testing.T) {
 	path := t.TempDir()
 	f, other := openFolder(t, path), openFolder(t, path)
-	s, err := f.NewFile(4 * PageSize())
+	s, err := f.NewFile(4 * host.PageSize())
 	require.NoError(t, err)
 	s.Bytes()[0] = 7
 	entries, err := os.ReadDir(path)
@@ -36,7 +37,7 @@ func TestFilesOfAFolderAreShared(t *testing.T) {
 	require.Empty(t, entries, "without a name it is nowhere")
 	require.NoError(t, f.Link(s, "a"))
 	defer s.Close()
-	second, err := f.NewFile(PageSize())
+	second, err := f.NewFile(host.PageSize())
 	require.NoError(t, err)
 	require.ErrorIs(t, f.Link(second, "a"), unix.EEXIST)
 	require.NoError(t, second.Close())
@@ -136,13 +137,13 @@ func TestTailReadsFilesOfTheFolderOnly(t *testing.T) {
 	path := t.TempDir()
 	f := openFolder(t, path)
 	s := named(t, f, "a")
-	s.Bytes()[3*PageSize()] = 9
+	s.Bytes()[3*host.PageSize()] = 9
 	fd, err := f.Export("a")
 	require.NoError(t, err)
 	defer unix.Close(fd)
 	page, size, err := f.Tail(fd)
 	require.NoError(t, err)
-	require.Equal(t, 4*PageSize(), size)
+	require.Equal(t, 4*host.PageSize(), size)
 	require.Equal(t, byte(9), page[0])
 	empty, err := os.Create(path + "/empty")
 	require.NoError(t, err)
@@ -158,7 +159,7 @@ func TestTailReadsFilesOfTheFolderOnly(t *testing.T) {
 	require.NoError(t, err)
 	defer r.Close()
 	defer w.Close()
-	elsewhere, err := memfd("test", PageSize(), true)
+	elsewhere, err := memfd("test", host.PageSize(), true)
 	require.NoError(t, err)
 	defer unix.Close(elsewhere)
 	for _, fd := range []int{int(folder.Fd()), int(r.Fd()), elsewhere, -1} {

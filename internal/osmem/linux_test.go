@@ -8,6 +8,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 )
@@ -35,7 +36,7 @@ func TestWindow(t *testing.T) {
 	base, err := Window(1<<40, 1<<30)
 	require.NoError(t, err)
 	require.Zero(t, base%(1<<30))
-	page := PageSize()
+	page := host.PageSize()
 	arena, err := NewArena(1<<20, true)
 	require.NoError(t, err)
 	shared, err := NewShared("test", 4*page)
@@ -81,7 +82,7 @@ func TestWindow(t *testing.T) {
 }
 
 func TestSharedIsHeldByDescriptorsAndMappings(t *testing.T) {
-	s, err := NewShared("test", PageSize())
+	s, err := NewShared("test", host.PageSize())
 	require.NoError(t, err)
 	defer s.Close()
 	require.False(t, s.Held())
@@ -112,7 +113,7 @@ func TestSharedIsHeldByDescriptorsAndMappings(t *testing.T) {
 }
 
 func TestSharedCannotBeResized(t *testing.T) {
-	s, err := NewShared("test", PageSize())
+	s, err := NewShared("test", host.PageSize())
 	require.NoError(t, err)
 	defer s.Close()
 	fd, err := s.Export()
@@ -128,10 +129,10 @@ func TestForeignDescriptorsAreRefused(t *testing.T) {
 	f, err := os.CreateTemp(t.TempDir(), "")
 	require.NoError(t, err)
 	defer f.Close()
-	unsealed, err := memfd("test", PageSize(), false)
+	unsealed, err := memfd("test", host.PageSize(), false)
 	require.NoError(t, err)
 	defer unix.Close(unsealed)
-	readOnly, err := memfd("test", PageSize(), false)
+	readOnly, err := memfd("test", host.PageSize(), false)
 	require.NoError(t, err)
 	defer unix.Close(readOnly)
 	_, err = unix.FcntlInt(uintptr(readOnly), unix.F_ADD_SEALS, seals|unix.F_SEAL_WRITE)
@@ -169,7 +170,7 @@ func TestFilesOfHugePagesAreRefused(t *testing.T) {
 
 // A peer may lock what it was sent in every way there is: nothing waits for that.
 func TestAPeersLocksDelayNoOther(t *testing.T) {
-	s, err := NewShared("test", PageSize())
+	s, err := NewShared("test", host.PageSize())
 	require.NoError(t, err)
 	defer s.Close()
 	theirs, err := s.Export()

@@ -5,6 +5,7 @@ package osmem
 import (
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/stretchr/testify/require"
 )
 
@@ -20,7 +21,7 @@ func TestMappingsAreLeft(t *testing.T) {
 	_, err := Alloc(1)
 	require.ErrorIs(t, err, errMappings)
 	require.Regexp(t, `vm.max_map_count\): it has \d+ of 8, `, err)
-	_, err = NewShared("test", PageSize())
+	_, err = NewShared("test", host.PageSize())
 	require.ErrorIs(t, err, errMappings)
 	limit(-1)
 	mem, err := Alloc(1)

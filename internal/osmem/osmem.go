@@ -1,8 +1,6 @@
 // Package osmem provides memory of the operating system. The software driver lives on
 // its address windows, arenas whose pages come and go, sealed memory files that other
 // processes map, and files with names and locks for machines that share a folder.
-// Package managed asks it for the page size, for NUMA nodes, and whether addresses are
-// mapped; cmd/libcuda asks it for the number of a thread.
 //
 // On Linux (amd64 and arm64) everything works. Elsewhere the package compiles
 // and arenas live on the Go heap; what needs the Linux kernel (address
@@ -12,7 +10,8 @@ package osmem
 
 import (
 	"fmt"
-	"os"
+
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // Access says what the CPU may do with placed pages.
@@ -24,12 +23,9 @@ const (
 	AccessReadWrite
 )
 
-// PageSize is the operating system's page size in bytes.
-func PageSize() uint64 { return uint64(os.Getpagesize()) }
-
 // roundUp rounds n up to whole pages.
 func roundUp(n uint64) uint64 {
-	page := PageSize()
+	page := host.PageSize()
 	return (n + page - 1) / page * page
 }
 

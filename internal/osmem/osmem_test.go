@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"testing"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/stretchr/testify/require"
 )
 
@@ -13,7 +14,7 @@ func TestArenaReadsZeroUntilWrittenAndAfterDiscard(t *testing.T) {
 	for _, placeable := range []bool{false, true} {
 		a, err := NewArena(size, placeable)
 		require.NoError(t, err)
-		page := PageSize()
+		page := host.PageSize()
 		write := func(off, n uint64, v byte) {
 			for n > 0 {
 				b := a.Run(off, n)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/cuvmm/cuvmm/internal/host"
 	"golang.org/x/sys/unix"
 )
 
@@ -126,7 +127,7 @@ func Tail(fd int) (page []byte, size uint64, err error) {
 }
 
 func tail(fd int, size uint64) ([]byte, error) {
-	page := make([]byte, min(size, PageSize()))
+	page := make([]byte, min(size, host.PageSize()))
 	n, err := unix.Pread(fd, page, int64(size)-int64(len(page)))
 	if err != nil {
 		return nil, fmt.Errorf("%w: read of descriptor %d: %w", ErrNotShared, fd, err)

@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 def vectors(name: str) -> Any:
     """A language-neutral file of the protocol's tests."""
-    return json.loads((ROOT / "internal/vectors/testdata" / name).read_text())
+    return json.loads((ROOT / "internal/test/vectors/testdata" / name).read_text())
 
 
 def lacks(what: str) -> NoReturn:

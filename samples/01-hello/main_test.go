@@ -5,7 +5,7 @@ import (
 	"os/exec"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 )
 

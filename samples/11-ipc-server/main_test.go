@@ -13,7 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/cuvmm/cuvmm/internal/testlog"
+	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
-	"github.com/cuvmm/cuvmm/internal/testlog"
+	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/stretchr/testify/require"
 )
 

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/internal/needs"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 )
 

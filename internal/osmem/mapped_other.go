@@ -1,6 +1,0 @@
-//go:build !linux || !(amd64 || arm64)
-
-package osmem
-
-// Mapped returns false: the system has no such query.
-func Mapped(addr, n uint64) bool { return false }
