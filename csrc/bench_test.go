@@ -33,7 +33,7 @@ type benchmarked struct {
 func openForBenchmark(b *testing.B) benchmarked {
 	b.Helper()
 	m := benchmarked{name: "real"}
-	d, err := csrc.Open(csrc.Options{})
+	d, err := open(csrc.Options{})
 	if err != nil || d.Init() != driver.Success {
 		if os.Getenv("CUVMM_REQUIRE_GPU") != "" {
 			openReal(b) // fails, and says why

@@ -13,7 +13,7 @@ const conformanceChild = "conformance on the real driver"
 
 func init() {
 	drivertest.RegisterChild(conformanceChild, func([]string) (driver.Driver, error) {
-		return csrc.Open(csrc.Options{})
+		return open(csrc.Options{})
 	})
 }
 
@@ -29,7 +29,7 @@ func BenchmarkConformance(b *testing.B) { drivertest.Bench(b, realDriver(b)) }
 func realDriver(t testing.TB) drivertest.Env {
 	t.Helper()
 	need := drivertest.RequiredGPUs(t)
-	d, err := csrc.Open(csrc.Options{})
+	d, err := open(csrc.Options{})
 	if err != nil {
 		if need > 0 {
 			t.Fatalf("CUVMM_REQUIRE_GPU=%d: %v", need, err)
@@ -55,4 +55,14 @@ func realDriver(t testing.TB) drivertest.Env {
 		env.Machine.Granularity, env.Machine.HostGranularity = 2<<20, 2<<20
 	}
 	return env
+}
+
+// open is csrc.Open, and looks into what that returns.
+func open(opt csrc.Options) (driver.Driver, error) { return inside(csrc.Open(opt)) }
+
+func inside(d *csrc.Driver, err error) (driver.Driver, error) {
+	if err != nil {
+		return nil, err
+	}
+	return driver.Of(d), nil
 }

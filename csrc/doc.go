@@ -58,7 +58,7 @@
 //
 // # NVML
 //
-// [Driver.NVML] reports the state of a GPU's fabric. The library is
+// The driver reports the state of a GPU's fabric through NVML. The library is
 // libnvidia-ml.so.1, opened at its first use: the one that [NVMLEnv]
 // names, or as the driver is searched, or beside the driver. It is initialised
 // for each question and shut down after it, and never closed.

@@ -112,9 +112,9 @@ func buildFake(tb testing.TB, defines ...string) *fake {
 }
 
 // open opens the library and forgets the calls that this made.
-func (f *fake) open(tb testing.TB) *csrc.Driver {
+func (f *fake) open(tb testing.TB) driver.Driver {
 	tb.Helper()
-	d, err := csrc.Open(csrc.Options{Path: f.path, Multicast: true})
+	d, err := open(csrc.Options{Path: f.path, Multicast: true})
 	require.NoError(tb, err)
 	f.calls(tb)
 	return d

@@ -73,7 +73,7 @@ func init() {
 // Creating multicast objects is opt-in, when the driver is opened.
 func TestMulticastObjectsAreAskedFor(t *testing.T) {
 	f := buildFake(t)
-	d, err := csrc.Open(csrc.Options{Path: f.path})
+	d, err := open(csrc.Options{Path: f.path})
 	require.NoError(t, err)
 	f.calls(t)
 	for _, d := range []driver.Driver{d, d.Foreign()} {
@@ -84,7 +84,7 @@ func TestMulticastObjectsAreAskedFor(t *testing.T) {
 	n, r := d.MulticastGetGranularity(team, driver.GranularityMinimum)
 	require.Equal(t, driver.Success, r, "which creates nothing")
 	require.EqualValues(t, 1<<25, n)
-	again, err := csrc.Open(csrc.Options{Path: f.path, Multicast: true})
+	again, err := open(csrc.Options{Path: f.path, Multicast: true})
 	require.NoError(t, err)
 	require.Same(t, d, again)
 	h, r := d.MulticastCreate(team)

@@ -27,10 +27,10 @@ const NVMLEnv = "CUVMM_LIBNVML"
 
 const nvmlName = "libnvidia-ml.so.1"
 
-var _ nvml.Source = (*Driver)(nil)
+var _ nvml.Source = (*relaxed)(nil)
 
 // NVML returns the library that belongs to this driver. Its first use opens it.
-func (d *Driver) NVML() nvml.Library {
+func (d *relaxed) NVML() nvml.Library {
 	candidates := []string{nvmlName}
 	if path := environ.Get(NVMLEnv); path != "" {
 		candidates = []string{path}

@@ -150,16 +150,16 @@ func TestNVMLOfADriver(t *testing.T) {
 	f := buildFake(t)
 	d := f.open(t)
 	t.Setenv(csrc.NVMLEnv, buildNVML(t, "FAKENVML_NEWEST=1"))
-	got, err := d.NVML().Fabric(fakeGPU)
+	got, err := d.(nvml.Source).NVML().Fabric(fakeGPU)
 	require.NoError(t, err)
 	require.Equal(t, 1, got.Version)
 
 	t.Setenv(csrc.NVMLEnv, "")
-	if _, err := d.NVML().Fabric(fakeGPU); !errors.Is(err, nvml.ErrMissing) {
+	if _, err := d.(nvml.Source).NVML().Fabric(fakeGPU); !errors.Is(err, nvml.ErrMissing) {
 		t.Skipf("the machine has an NVML of its own, which comes first: %v", err)
 	}
 	require.NoError(t, os.Rename(buildNVML(t), filepath.Join(filepath.Dir(f.path), "libnvidia-ml.so.1")))
-	got, err = d.NVML().Fabric(fakeGPU)
+	got, err = d.(nvml.Source).NVML().Fabric(fakeGPU)
 	require.NoError(t, err)
 	require.Equal(t, 3, got.Version)
 }
@@ -172,7 +172,7 @@ func TestNVMLOnRealDriver(t *testing.T) {
 	require.Equal(t, driver.Success, r)
 	u, r := d.DeviceGetUUID(device)
 	require.Equal(t, driver.Success, r)
-	f, err := d.NVML().Fabric(fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]))
+	f, err := d.(nvml.Source).NVML().Fabric(fmt.Sprintf("GPU-%x-%x-%x-%x-%x", u[0:4], u[4:6], u[6:8], u[8:10], u[10:16]))
 	if errors.Is(err, nvml.ErrMissing) {
 		require.Zero(t, drivertest.RequiredGPUs(t), "NVML comes with the driver: %v", err)
 		t.Skipf("the machine has no NVML: %v", err)

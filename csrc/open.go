@@ -25,9 +25,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// Driver is the real driver: internal/driver's interface, each method one
-// crossing into C. It is never closed.
-type Driver struct{ table }
+// relaxed is the form of this library's own calls, each of them one crossing into C.
+type relaxed struct{ table }
 
 // foreign is the form whose calls leave the capture mode alone, with the calls
 // that this library never makes.
@@ -44,7 +43,7 @@ type table struct {
 }
 
 var (
-	_ driver.Driver  = (*Driver)(nil)
+	_ driver.Driver  = (*relaxed)(nil)
 	_ driver.Foreign = (*foreign)(nil)
 )
 
@@ -71,13 +70,13 @@ var searched = []string{
 }
 
 // Open loads the driver's library and takes its entry points. It makes no
-// other driver call: cuInit is Driver.Init. The first library that is a usable
+// other driver call, not even cuInit. The first library that is a usable
 // driver is taken; the error is an *OpenError. Opening a library again returns
 // the same Driver. Open is safe for concurrent use.
 func Open(opt Options) (*Driver, error) {
 	d, err := find(opt)
 	if d != nil && opt.Multicast {
-		d.multicast.Store(true)
+		driver.Of(d).(*relaxed).multicast.Store(true)
 	}
 	return d, err
 }
@@ -212,8 +211,8 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 			return refuse(NotCUDA, "its cuGetProcAddress does not give %v", call)
 		}
 	}
-	relaxed := C.cuvmm_relaxed(c)
-	if relaxed == 0 {
+	own := C.cuvmm_relaxed(c)
+	if own == 0 {
 		C.cuvmm_delete(c)
 		return refuse(NotLoaded, "no memory for its entry points")
 	}
@@ -224,7 +223,7 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	multicast := new(atomic.Bool)
 	f := &foreign{table{c: c, has: has, path: path, multicast: multicast}}
 	f.table.foreign = f
-	return &Driver{table{c: relaxed, has: has, path: path, foreign: f, multicast: multicast}}, Attempt{}
+	return &Driver{driver.NewHolder(&relaxed{table{c: own, has: has, path: path, foreign: f, multicast: multicast}})}, Attempt{}
 }
 
 // resolve fills in the entry point at a place of the table, in the form of a

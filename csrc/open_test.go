@@ -35,7 +35,7 @@ type opened struct {
 
 func init() {
 	reexec.Register(openFirst, func(c *reexec.Child) error {
-		return c.Send(answerOf(csrc.OpenFirst(c.Args)))
+		return c.Send(answerOf(inside(csrc.OpenFirst(c.Args))))
 	})
 	reexec.Register(openUnprivileged, func(c *reexec.Child) error {
 		if os.Geteuid() == 0 {
@@ -43,11 +43,11 @@ func init() {
 				return err
 			}
 		}
-		return c.Send(answerOf(csrc.Open(csrc.Options{Path: c.Args[0]})))
+		return c.Send(answerOf(open(csrc.Options{Path: c.Args[0]})))
 	})
 }
 
-func answerOf(d *csrc.Driver, err error) opened {
+func answerOf(d driver.Driver, err error) opened {
 	if err == nil {
 		return opened{Path: d.Describe().Path}
 	}
@@ -119,7 +119,7 @@ func TestOpenRefuses(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			path := c.path()
-			d, err := csrc.Open(csrc.Options{Path: path})
+			d, err := open(csrc.Options{Path: path})
 			require.Nil(t, d)
 			e := reasonOf(t, err)
 			require.Equal(t, c.reason, e.Reason, "%v", err)
@@ -145,7 +145,7 @@ func TestOpenOfALibraryThatIsCutShort(t *testing.T) {
 	for part := 1; part < 16; part++ {
 		n := len(whole) * part / 16
 		require.NoError(t, os.WriteFile(path, whole[:n], 0o600))
-		_, err := csrc.Open(csrc.Options{Path: path})
+		_, err := open(csrc.Options{Path: path})
 		require.Equal(t, csrc.NotLoaded, reasonOf(t, err).Reason, "%d of %d bytes", n, len(whole))
 		if part == 8 {
 			require.ErrorContains(t, err, fmt.Sprintf("the file is cut short: it has %d bytes", n))
@@ -171,11 +171,11 @@ func TestOpenSearches(t *testing.T) {
 	older := buildFake(t, "FAKECUDA_NO_PROC", "FAKECUDA_VERSION=11000")
 	const absent = "libcuvmm-none.so.9"
 
-	d, err := csrc.OpenFirst([]string{absent, nothing, stub.path, usable.path})
+	d, err := inside(csrc.OpenFirst([]string{absent, nothing, stub.path, usable.path}))
 	require.NoError(t, err, "the first that is a usable driver is taken")
 	require.Equal(t, driver.Description{Path: usable.path}, d.Describe())
 
-	_, err = csrc.OpenFirst([]string{absent, nothing})
+	_, err = inside(csrc.OpenFirst([]string{absent, nothing}))
 	e := reasonOf(t, err)
 	require.Equal(t, csrc.NotFound, e.Reason)
 	require.Equal(t, []csrc.Attempt{
@@ -185,7 +185,7 @@ func TestOpenSearches(t *testing.T) {
 	require.EqualError(t, err, "no CUDA driver is installed: "+csrc.NotFound.Remedy()+
 		" (nothing at "+absent+", "+nothing+")")
 
-	_, err = csrc.OpenFirst([]string{nothing, older.path, stub.path})
+	_, err = inside(csrc.OpenFirst([]string{nothing, older.path, stub.path}))
 	e = reasonOf(t, err)
 	require.Equal(t, csrc.TooOld, e.Reason, "of the first that was found")
 	require.Len(t, e.Attempts, 3)
@@ -227,7 +227,7 @@ func TestOpenByTheLoader(t *testing.T) {
 func TestFakesAreNotFoundByName(t *testing.T) {
 	f := buildFake(t)
 	f.open(t)
-	if d, err := csrc.Open(csrc.Options{}); err == nil {
+	if d, err := open(csrc.Options{}); err == nil {
 		require.NotEqual(t, f.path, d.Describe().Path)
 	}
 }
@@ -235,7 +235,7 @@ func TestFakesAreNotFoundByName(t *testing.T) {
 func TestDescribeNamesTheFileInFull(t *testing.T) {
 	f := buildFake(t)
 	t.Chdir(filepath.Dir(f.path))
-	d, err := csrc.Open(csrc.Options{Path: "./libcuda.so.1"})
+	d, err := open(csrc.Options{Path: "./libcuda.so.1"})
 	require.NoError(t, err)
 	require.Equal(t, driver.Description{Path: f.path}, d.Describe())
 }
@@ -249,7 +249,7 @@ func TestOpenAgainIsTheSame(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for _, path := range []string{f.path, link} {
-				if again, err := csrc.Open(csrc.Options{Path: path}); err != nil || again != first {
+				if again, err := open(csrc.Options{Path: path}); err != nil || again != first {
 					t.Errorf("opened again by %s: %p and %v, want %p", path, again, err, first)
 				}
 			}

@@ -7,6 +7,8 @@ import "C"
 
 import (
 	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // OpenProcess opens a driver that is linked into the program, by the address of
@@ -23,6 +25,6 @@ func OpenProcess(getProcAddress uintptr, version int32) (*Driver, error) {
 	if d == nil {
 		return nil, refused
 	}
-	d.multicast.Store(true)
+	driver.Of(d).(*relaxed).multicast.Store(true)
 	return d, nil
 }

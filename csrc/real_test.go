@@ -19,7 +19,7 @@ import (
 // realGPU is a driver with a context and a stream on its first device.
 type realGPU struct {
 	t      *testing.T
-	d      *csrc.Driver
+	d      driver.Driver
 	device driver.Device
 	ctx    driver.Context
 	stream driver.Stream
@@ -27,9 +27,9 @@ type realGPU struct {
 
 // openReal skips the test where there is no GPU, unless CUVMM_REQUIRE_GPU says
 // that there must be one.
-func openReal(tb testing.TB) *csrc.Driver {
+func openReal(tb testing.TB) driver.Driver {
 	tb.Helper()
-	d, err := csrc.Open(csrc.Options{})
+	d, err := open(csrc.Options{})
 	if err == nil {
 		if r := d.Init(); r != driver.Success {
 			err = &driverError{"cuInit", r}

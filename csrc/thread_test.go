@@ -156,7 +156,7 @@ func TestEntryPointsAreAskedInTheirVersion(t *testing.T) {
 	for _, variant := range []string{"FAKECUDA_VERSION=13010", "FAKECUDA_PROC_V1"} {
 		t.Run(variant, func(t *testing.T) {
 			f := buildFake(t, variant)
-			d, err := csrc.Open(csrc.Options{Path: f.path})
+			d, err := open(csrc.Options{Path: f.path})
 			require.NoError(t, err)
 			asked := map[string][]int32{} // two forms of one entry point are asked apart
 			for _, c := range f.calls(t) {

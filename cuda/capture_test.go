@@ -476,7 +476,7 @@ func (b breaking) StreamEndCapture(c driver.Context, s driver.Stream) (driver.Gr
 func TestACaptureThatBreaksAsItBeginsIsEndedLater(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	sys, err := gputest.Wrap(breaking{m.Driver(), new(int), new(int)}, m.Close)
+	sys, err := gputest.Wrap(breaking{driver.Of(m), new(int), new(int)}, m.Close)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 	s := stream(t, sys.Devices()[0])

@@ -481,11 +481,11 @@ func deafDevice(t *testing.T, tells func(i uint64) (offset, size uint64, r drive
 	return hearingDevice(t, deaf{tells: tells})
 }
 
-func hearingDevice(t *testing.T, driver deaf) *cuda.Device {
+func hearingDevice(t *testing.T, d deaf) *cuda.Device {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	driver.Driver = m.Driver()
-	sys, err := gputest.Wrap(driver, m.Close)
+	d.Driver = driver.Of(m)
+	sys, err := gputest.Wrap(d, m.Close)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 	return sys.Devices()[0]
@@ -581,7 +581,7 @@ func TestTheCompilersWords(t *testing.T) {
 		{"a binary", string(elfHeader()), says, driver.NoBinaryForGPU, "(209); the image has no code"},
 		{"no memory", testText, says, driver.OutOfMemory, "(2); "},
 	} {
-		sys, err := gputest.Wrap(compiling{m.Driver(), row.says, row.result}, nil)
+		sys, err := gputest.Wrap(compiling{driver.Of(m), row.says, row.result}, nil)
 		require.NoError(t, err)
 		_, err = sys.Devices()[0].LoadModule([]byte(row.image))
 		require.ErrorContains(t, err, row.want, row.what)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/environ"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -70,7 +71,7 @@ func Open(o Options) (*System, error) {
 			}
 			return nil, errs.New(f)
 		}
-		return newSystem(d, o.config(nil))
+		return newSystem(driver.Of(d), o.config(nil))
 	})
 }
 

@@ -98,7 +98,7 @@ func TestBorrowedStreamsOfOtherContexts(t *testing.T) {
 	m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, 2)})
 	require.NoError(t, err)
 	closed(t, m)
-	drv := m.Driver().Foreign()
+	drv := driver.Of(m).Foreign()
 	require.Equal(t, driver.Success, drv.Init())
 	c, r := drv.CtxCreate(0, 0)
 	require.Equal(t, driver.Success, r)

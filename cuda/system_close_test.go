@@ -48,7 +48,7 @@ func TestASystemThatFailsToCloseIsNotOpenedAgain(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, m)
 	var process cuda.Shared
-	first, err := cuda.OpenShared(&process, m.Driver())
+	first, err := cuda.OpenShared(&process, driver.Of(m))
 	require.NoError(t, err)
 	h, err := first.Devices()[0].NewHostBuffer(10)
 	require.NoError(t, err)
@@ -58,7 +58,7 @@ func TestASystemThatFailsToCloseIsNotOpenedAgain(t *testing.T) {
 	_, err = first.Device(0)
 	require.ErrorIs(t, err, cuda.ErrClosed)
 
-	second, err := cuda.OpenShared(&process, m.Driver())
+	second, err := cuda.OpenShared(&process, driver.Of(m))
 	require.NoError(t, err)
 	require.NotSame(t, first, second)
 	d, err := second.Device(0)
@@ -115,9 +115,9 @@ func TestASystemIsClosedByItsLastUser(t *testing.T) {
 	require.NoError(t, err)
 	closed(t, m)
 	var process cuda.Shared
-	first, err := cuda.OpenShared(&process, m.Driver())
+	first, err := cuda.OpenShared(&process, driver.Of(m))
 	require.NoError(t, err)
-	second, err := cuda.OpenShared(&process, m.Driver())
+	second, err := cuda.OpenShared(&process, driver.Of(m))
 	require.NoError(t, err)
 	require.Same(t, first, second)
 	require.NoError(t, first.Close())
@@ -137,7 +137,7 @@ func TestOpenBesideACloseThatStandsStill(t *testing.T) {
 			require.NoError(t, err)
 			closed(t, m)
 			var process cuda.Shared
-			first, err := cuda.OpenShared(&process, m.Driver())
+			first, err := cuda.OpenShared(&process, driver.Of(m))
 			require.NoError(t, err)
 			d := first.Devices()[0]
 			s, err := d.NewStream(cuda.StreamOptions{})
@@ -159,7 +159,7 @@ func TestOpenBesideACloseThatStandsStill(t *testing.T) {
 			<-entered
 			opened := make(chan *cuda.System)
 			go func() {
-				next, err := cuda.OpenShared(&process, m.Driver())
+				next, err := cuda.OpenShared(&process, driver.Of(m))
 				if err != nil {
 					t.Error(err)
 				}

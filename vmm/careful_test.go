@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -97,7 +98,7 @@ func TestASystemThatIsClosedAnswersErrClosed2(t *testing.T) {
 
 func TestAContextThatWentAfterItsBorrowedStream(t *testing.T) {
 	m, d := open(t)
-	drv := m.Driver().Foreign()
+	drv := driver.Of(m).Foreign()
 	c, r := drv.CtxCreate(0, 0)
 	require.Zero(t, r)
 	h, r := drv.StreamCreate(c, 1)
@@ -116,7 +117,7 @@ func TestAContextThatWentAfterItsBorrowedStream(t *testing.T) {
 func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	drv := m.Driver().Foreign()
+	drv := driver.Of(m).Foreign()
 	require.Zero(t, drv.Init())
 	c, r := drv.CtxCreate(0, 0)
 	require.Zero(t, r)
@@ -137,7 +138,7 @@ func TestTheTransferStreamOfABorrowedContextGoes(t *testing.T) {
 func TestThePrimaryContextIsReleased(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	drv := m.Driver().Foreign()
+	drv := driver.Of(m).Foreign()
 	require.Zero(t, drv.Init())
 	c, r := drv.DevicePrimaryCtxRetain(0)
 	require.Zero(t, r)

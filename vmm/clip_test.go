@@ -144,7 +144,7 @@ func TestAccessOfAPeerIsGrantedAndRevoked(t *testing.T) {
 
 	require.NoError(t, b.SetAccess(vmm.Access{Location: peer.Location()}))
 	require.ErrorIs(t, gputest.Err(b.Append(far, []byte{1})), cuda.ErrNotPermitted)
-	flags, r := m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(b.Ptr()))
+	flags, r := driver.Of(m).MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: 1}, driver.Ptr(b.Ptr()))
 	require.Equal(t, driver.Success, r)
 	require.Equal(t, driver.AccessNone, flags)
 	require.NoError(t, gputest.Err(b.Append(s, []byte{1})), "the device itself keeps its access")

@@ -76,7 +76,7 @@ func TestCloseAfterMindsAnOperationBehindItsMark(t *testing.T) {
 	b := w.buffer(1)
 	part, err := b.Slice(0, 1000)
 	require.NoError(t, err)
-	drv, s := w.m.Driver(), core.StreamOf(w.s)
+	drv, s := driver.Of(w.m), core.StreamOf(w.s)
 	marked := false
 	var once sync.Once
 	w.m.OnCall(func(call string) {

@@ -146,7 +146,7 @@ func (w *world) look() view {
 		var of [2]driver.AccessFlags
 		for i := range of {
 			var r driver.Result
-			of[i], r = w.m.Driver().MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(i)}, driver.Ptr(p))
+			of[i], r = driver.Of(w.m).MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(i)}, driver.Ptr(p))
 			if r != driver.Success {
 				of[i] = 9 // not mapped
 			}

@@ -56,7 +56,7 @@ func linked(m *sim.Machine) (driver.Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	return exported{d, m.Driver()}, nil
+	return exported{driver.Of(d), driver.Of(m)}, nil
 }
 
 func (e exported) Describe() driver.Description { return e.software.Describe() }

@@ -36,7 +36,7 @@ var machine struct {
 // use makes the calls use a test's machine.
 func use(m *sim.Machine) {
 	machine.once.Do(func() {})
-	machine.d = m.Driver().Foreign()
+	machine.d = driver.Of(m).Foreign()
 }
 
 // opened returns the machine's driver, in the form whose calls run in the
@@ -48,7 +48,7 @@ func opened() (driver.Foreign, driver.Result) {
 			complain("%v", err)
 			return
 		}
-		machine.d = m.Driver().Foreign()
+		machine.d = driver.Of(m).Foreign()
 	})
 	if machine.d == nil {
 		return nil, driver.SystemNotReady

@@ -241,7 +241,7 @@ func TestAGoProgramJoinsTheMachine(t *testing.T) {
 	m, err := sim.New(o)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Equal(t, driver.Success, d.Init())
 	h, r := d.MemCreate(256<<20, driver.AllocationProp{Type: driver.AllocationPinned, Location: driver.Location{Type: driver.LocationDevice}})
 	require.Equal(t, driver.Success, r)

@@ -90,7 +90,7 @@ func init() {
 				if err != nil {
 					return nil, err
 				}
-				return machine.Driver(), nil
+				return driver.Of(machine), nil
 			}
 		}
 		return nil, fmt.Errorf("no machine %q", args[0])
@@ -113,7 +113,7 @@ func TestConformance(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, machine.Close()) })
 			for _, name := range drivertest.Run(t, drivertest.Env{
-				Driver:    machine.Driver(),
+				Driver:    driver.Of(machine),
 				Child:     conformanceChild,
 				ChildArgs: args,
 				Machine:   m.facts,
@@ -137,7 +137,7 @@ func BenchmarkConformance(b *testing.B) {
 	require.NoError(b, err)
 	b.Cleanup(func() { require.NoError(b, machine.Close()) })
 	drivertest.Bench(b, drivertest.Env{
-		Driver:    machine.Driver(),
+		Driver:    driver.Of(machine),
 		Child:     conformanceChild,
 		ChildArgs: []string{"two devices"},
 	})

@@ -13,7 +13,7 @@ import (
 func TestNothingWorksBeforeInit(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	v, res := d.DriverGetVersion()
 	require.Zero(t, res)
 	require.EqualValues(t, 13000, v)
@@ -133,7 +133,7 @@ func TestFreeingWaitsForTheContextAndStallsIt(t *testing.T) {
 func TestDestroyingAContextTakesItsThingsAlong(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver().Foreign()
+	d := driver.Of(m).Foreign()
 	require.Zero(t, d.Init())
 	c, _ := d.CtxCreate(0, 0)
 	_, _ = d.StreamCreate(c, 0)

@@ -16,7 +16,7 @@ func busyMachine(t *testing.T, o Options) (m *Machine, d driver.Driver, c driver
 	t.Helper()
 	m, err := New(o)
 	require.NoError(t, err)
-	d = m.Driver()
+	d = driver.Of(m)
 	require.Zero(t, d.Init())
 	c, res := d.DevicePrimaryCtxRetain(0)
 	require.Zero(t, res)
@@ -79,7 +79,7 @@ func TestCloseWhileHostMemoryIsBeingLeft(t *testing.T) {
 			}
 			m, err := New(o)
 			require.NoError(t, err)
-			d := m.Driver().Foreign()
+			d := driver.Of(m).Foreign()
 			require.Zero(t, d.Init())
 			c, res := d.CtxCreate(0, 0)
 			require.Zero(t, res)
@@ -226,7 +226,7 @@ func TestAskingAClosedMachine(t *testing.T) {
 		}
 		m, err := New(Options{Folder: folder})
 		require.NoError(t, err)
-		d := m.Driver()
+		d := driver.Of(m)
 		require.Zero(t, d.Init())
 		c, _ := d.DevicePrimaryCtxRetain(0)
 		p, res := d.MemAlloc(c, 64)

@@ -164,7 +164,7 @@ func TestDestroyedStreamStillDoesItsWork(t *testing.T) {
 func TestCloseDropsWorkAndWakesWhoWaits(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver().Foreign()
+	d := driver.Of(m).Foreign()
 	require.Zero(t, d.Init())
 	ctx, _ := d.DevicePrimaryCtxRetain(0)
 	s, _ := d.StreamCreate(ctx, 0)

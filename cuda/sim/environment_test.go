@@ -15,7 +15,7 @@ func TestTheEnvironmentDescribesTheMachine(t *testing.T) {
 	m, err := sim.NewFromEnvironment()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, m.Close()) }()
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Equal(t, driver.Success, d.Init())
 	version, r := d.DriverGetVersion()
 	require.Equal(t, driver.Success, r)

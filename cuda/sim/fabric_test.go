@@ -50,7 +50,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		d := m.Driver()
+		d := driver.Of(m)
 		d.Init()
 		p, _ := d.MemAddressReserve(chunk, 0, 0)
 		var h driver.MemHandle

@@ -290,7 +290,7 @@ func TestADMABufPinsMemoryOfAMakerThatIsGone(t *testing.T) {
 	folder := t.TempDir()
 	m, err := New(small(folder, 8))
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	ctx, _ := d.DevicePrimaryCtxRetain(0)
 	p, _ := d.MemAddressReserve(2*chunk, 0, 0)
@@ -362,7 +362,7 @@ func inFolder(c *reexec.Child, options func(folder string) Options) (*Machine, d
 	if err != nil {
 		return nil, nil, err
 	}
-	d := m.Driver()
+	d := driver.Of(m)
 	if r := d.Init(); r != driver.Success {
 		return nil, nil, fmt.Errorf("init: %v", r)
 	}

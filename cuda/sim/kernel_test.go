@@ -215,7 +215,7 @@ func TestKernelFaults(t *testing.T) {
 func TestCloseEndsKernelsThatPoll(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	c, _ := d.DevicePrimaryCtxRetain(0)
 	mod, res := d.ModuleLoadData(c, []byte(testPTX))

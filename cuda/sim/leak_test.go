@@ -21,7 +21,7 @@ func leakSomething(t *testing.T, d driver.Driver) driver.Ptr {
 func TestCloseNamesWhatWasLeakedAndWhere(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	leakSomething(t, d)
 	require.Equal(t, map[string]int{KindReservation: 1, KindMapping: 1}, m.Live())
@@ -42,7 +42,7 @@ func TestCloseNamesWhatWasLeakedAndWhere(t *testing.T) {
 func TestALostContextGivesBackWhatItHas(t *testing.T) {
 	m, err := New(Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	c, _ := d.DevicePrimaryCtxRetain(0)
 	free, _ := m.Memory(0)

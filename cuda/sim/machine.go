@@ -14,11 +14,15 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
+type driverHolder = driver.Holder
+
 // Machine is a computer with software devices and a driver of its own, as one
 // process sees it. Several machines in a process know nothing of each other,
 // unless [Options.Folder] makes them one: then they are like processes on it.
 // All methods are safe for concurrent use.
 type Machine struct {
+	driverHolder
+
 	name    string
 	options Options
 	library api
@@ -119,6 +123,7 @@ func New(options Options) (*Machine, error) {
 	m.changed = sync.NewCond(&m.mu)
 	m.engine.init()
 	m.library = api{m, false}
+	m.driverHolder = driver.NewHolder(&m.library)
 	m.foreign = api{m, true}
 	room := options.HostMemory
 	for i, d := range m.options.Devices {
@@ -135,9 +140,6 @@ func New(options Options) (*Machine, error) {
 	}
 	return m, nil
 }
-
-// Driver returns the machine's driver as this library's packages and their tests call it.
-func (m *Machine) Driver() driver.Driver { return &m.library }
 
 // Close stops the machine and frees its memory. Pending work is dropped; a
 // kernel that runs is waited for, and ends at its next access to memory. If

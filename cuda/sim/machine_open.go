@@ -11,14 +11,14 @@ import (
 // Open opens the machine's driver, as cuda.Open opens the real one. Each Open
 // makes a System of its own. Closing the System does not close the machine.
 func (m *Machine) Open(o cuda.Options) (*cuda.System, error) {
-	core.UseDriver(&o, m.Driver(), nil)
+	core.UseDriver(&o, &m.library, nil)
 	return cuda.Open(o)
 }
 
 // OpenOwned is Open for a machine that has this System alone: closing the System
 // closes it, and reports what the machine found leaked.
 func (m *Machine) OpenOwned(o cuda.Options) (*cuda.System, error) {
-	core.UseDriver(&o, m.Driver(), m.Close)
+	core.UseDriver(&o, &m.library, m.Close)
 	return cuda.Open(o)
 }
 

@@ -23,7 +23,7 @@ type managedWorld struct {
 func newManagedWorld(t require.TestingT, o sim.Options) *managedWorld {
 	m, err := sim.New(o)
 	require.NoError(t, err)
-	w := &managedWorld{t: t, m: m, d: m.Driver()}
+	w := &managedWorld{t: t, m: m, d: driver.Of(m)}
 	w.ok(w.d.Init())
 	for i := range max(1, len(o.Devices)) {
 		c, r := w.d.DevicePrimaryCtxRetain(driver.Device(i))

@@ -35,7 +35,7 @@ func TestVirtualMemoryMatchesAModel(t *testing.T) {
 			ReuseAddresses: rapid.Bool().Draw(t, "reuse"),
 		})
 		require.NoError(t, err)
-		d := m.Driver()
+		d := driver.Of(m)
 		require.Zero(t, d.Init())
 		ctx, _ := d.DevicePrimaryCtxRetain(0)
 		base, res := d.MemAddressReserve(slots*chunk, 0, 0)

@@ -509,7 +509,7 @@ func TestBindAndMapBlockUntilAllDevicesAreAdded(t *testing.T) {
 func TestClosingTheMachineEndsABlockedBind(t *testing.T) {
 	m, err := New(WithMulticast(2))
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	h, res := d.MulticastCreate(teamOf(2, chunk))
 	require.Zero(t, res)

@@ -308,7 +308,7 @@ func opened() (*Machine, driver.Driver, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	d := m.Driver()
+	d := driver.Of(m)
 	if r := d.Init(); r != driver.Success {
 		return nil, nil, fmt.Errorf("init: %v", r)
 	}
@@ -329,7 +329,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		d := m.Driver()
+		d := driver.Of(m)
 		d.Init()
 		h, r := d.MemCreate(chunk, at(driver.LocationHostNUMA, 0, 0))
 		if r != driver.Success {

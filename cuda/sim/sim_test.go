@@ -32,7 +32,7 @@ func start(t testing.TB, o Options) *rig {
 	t.Helper()
 	m, err := New(o)
 	require.NoError(t, err)
-	lib := m.Driver()
+	lib := driver.Of(m)
 	r := &rig{Foreign: lib.Foreign(), t: t, m: m, lib: lib}
 	r.ok(r.Init())
 	ctx, res := r.DevicePrimaryCtxRetain(0)

@@ -143,7 +143,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		d := m.Driver()
+		d := driver.Of(m)
 		d.Init()
 		ctx, r := d.DevicePrimaryCtxRetain(0)
 		if r != driver.Success {

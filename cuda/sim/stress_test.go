@@ -106,7 +106,7 @@ func TestCloseInTheMiddleOfEverything(t *testing.T) {
 	for i := range uint64(10) {
 		m, err := New(Options{Seed: i})
 		require.NoError(t, err)
-		d := m.Driver().Foreign()
+		d := driver.Of(m).Foreign()
 		require.Zero(t, d.Init())
 		ctx, _ := d.DevicePrimaryCtxRetain(0)
 		var all sync.WaitGroup

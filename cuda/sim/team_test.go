@@ -57,7 +57,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		d := m.Driver()
+		d := driver.Of(m)
 		d.Init()
 		ctx, _ := d.DevicePrimaryCtxRetain(driver.Device(device))
 		s, _ := d.StreamCreate(ctx, driver.StreamNonBlocking)
@@ -160,7 +160,7 @@ func startCrew(t *testing.T, devices int, byFabric bool) *crew {
 	o := teamIn(c.folder, devices)
 	m, err := New(o)
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	prop := teamOf(devices, chunk)
 	prop.HandleTypes = uint64(fdAndFabric)
@@ -430,7 +430,7 @@ func TestClosingASharedMachineEndsABlockedBind(t *testing.T) {
 	folder := t.TempDir()
 	m, err := New(teamIn(folder, 2))
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Zero(t, d.Init())
 	prop := teamOf(2, chunk)
 	prop.HandleTypes = uint64(driver.HandlePosixFD)

@@ -20,7 +20,7 @@ func held(t testing.TB, n int) (*sim.Machine, *core.System, []*core.Stream) {
 	t.Helper()
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Equal(t, driver.Success, d.Init())
 	s := core.NewSystem(d, 13000, core.Config{})
 	h, r := d.DevicePrimaryCtxRetain(0)

@@ -17,7 +17,7 @@ func many(t *testing.T, n int) (*sim.Machine, *core.System, []*core.Context) {
 	m, err := sim.New(sim.Options{Devices: make([]sim.DeviceOptions, n)})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = m.Close() }) // what was dropped is still there
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Equal(t, driver.Success, d.Init())
 	s := core.NewSystem(d, 13000, core.Config{Log: slog.New(slog.DiscardHandler)})
 	t.Cleanup(func() { require.NoError(t, s.Close()) })

@@ -24,7 +24,7 @@ func system(t *testing.T, c core.Config) (*sim.Machine, *core.System, *core.Stre
 
 func systemOn(t *testing.T, m *sim.Machine, c core.Config) (*sim.Machine, *core.System, *core.Stream) {
 	t.Helper()
-	d := m.Driver()
+	d := driver.Of(m)
 	require.Equal(t, driver.Success, d.Init())
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)

@@ -310,7 +310,7 @@ func TestWaitsMeetThePrimaryContextsOfOthers(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, m.Close()) })
 			m, s, _ := systemOn(t, m, core.Config{})
 			s.Devices = []driver.Device{0, 1, 2}
-			theirs := m.Driver()
+			theirs := driver.Of(m)
 			h, r := theirs.DevicePrimaryCtxRetain(1)
 			require.Equal(t, driver.Success, r)
 			st, r := theirs.StreamCreate(h, driver.StreamNonBlocking)

@@ -155,5 +155,5 @@ func TestALostDeviceMakesNoMemoryAndGivesItBack(t *testing.T) {
 	require.Equal(t, driver.Success, refused.Release(), "a lost device may refuse")
 	require.Zero(t, s.Stats().Allocations)
 	require.Equal(t, 2, m.Count("cuMemRelease"))
-	require.Equal(t, driver.Success, m.Driver().MemRelease(refused.Driver)) // which it was not
+	require.Equal(t, driver.Success, driver.Of(m).MemRelease(refused.Driver)) // which it was not
 }

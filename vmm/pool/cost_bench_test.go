@@ -238,7 +238,7 @@ func (d *busy) MemMap(p driver.Ptr, size, offset uint64, h driver.MemHandle) dri
 func BenchmarkBesideALargeRequest(b *testing.B) {
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 << 30}}})
 	must(b, err)
-	d := &busy{Driver: m.Driver()}
+	d := &busy{Driver: driver.Of(m)}
 	var o cuda.Options
 	core.UseDriver(&o, d, m.Close)
 	sys, err := cuda.Open(o)

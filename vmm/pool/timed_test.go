@@ -132,7 +132,7 @@ func times(tb testing.TB, tr *trace.Trace, behind bool) (r timing) {
 	tb.Helper()
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 140 << 30}}})
 	must(tb, err)
-	d := &timed{Driver: m.Driver(), done: map[driver.Stream]time.Duration{}, events: map[driver.Event]time.Duration{}, calls: map[string]int{}}
+	d := &timed{Driver: driver.Of(m), done: map[driver.Stream]time.Duration{}, events: map[driver.Event]time.Duration{}, calls: map[string]int{}}
 	var o cuda.Options
 	core.UseDriver(&o, d, m.Close)
 	sys, err := cuda.Open(o)
@@ -295,7 +295,7 @@ func TestOthersWaitForPieces(t *testing.T) {
 	defer pool.SetUpkeep(time.Hour)()
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 2 << 30}}})
 	require.NoError(t, err)
-	d := &chains{Driver: m.Driver()}
+	d := &chains{Driver: driver.Of(m)}
 	var o cuda.Options
 	core.UseDriver(&o, d, m.Close)
 	sys, err := cuda.Open(o)

@@ -278,11 +278,11 @@ func (g *gone) EventQuery(c driver.Context, e driver.Event) driver.Result {
 func TestAMissAsksNoEventThatIsDestroyed(t *testing.T) {
 	m, err := sim.New(sim.Options{})
 	require.NoError(t, err)
-	spy := &gone{Driver: m.Driver(), before: func(driver.Context) {}}
+	spy := &gone{Driver: driver.Of(m), before: func(driver.Context) {}}
 	sys, err := gputest.Wrap(spy, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, sys.Close()); require.NoError(t, m.Close()) })
-	d, drv := sys.Devices()[0], m.Driver()
+	d, drv := sys.Devices()[0], driver.Of(m)
 	c, r := drv.Foreign().CtxCreate(0, driver.Device(d.Ordinal()))
 	require.Equal(t, driver.Success, r)
 	h, r := drv.StreamCreate(c, driver.StreamNonBlocking)
