@@ -76,7 +76,7 @@ func compareVectors(t *testing.T, name string, now any) {
 	raw, err := json.MarshalIndent(now, "", "\t")
 	require.NoError(t, err)
 	raw = append(raw, '\n')
-	path := filepath.Join("..", "..", "internal", "vectors", "testdata", name)
+	path := filepath.Join("..", "..", "internal", "test", "vectors", "testdata", name)
 	if *writeVectors {
 		require.NoError(t, os.WriteFile(path, raw, 0o644))
 	}
