@@ -1,12 +1,10 @@
 package pool
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
@@ -153,42 +151,6 @@ func (a *arena) begin(op string, c *Capture) error {
 	return nil
 }
 
-// prune forgets shards that have nothing left and whose stream is gone or whose arena is
-// retired, unless it did so when there were half as many. The caller
-// holds mu.
-func (p *Pool) prune() {
-	const few = 16
-	if len(p.shards) > few && len(p.shards) < p.pruneAt {
-		return
-	}
-	kept := p.shards[:0:0]
-	for _, sh := range p.shards {
-		sh.mu.Lock()
-		sh.rest()
-		sh.giveUpAll()
-		own := !sh.stream.Gone() && sh.stream.Locals.Get(p.local) == sh
-		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || sh.waiting.n > 0 || sh.kept > 0 {
-			kept = append(kept, sh)
-		} else {
-			sh.closed = true
-			p.withdraw(sh)
-			if w := sh.watch; w != nil {
-				p.retired.add(w.totals)
-				p.retiredTags = addTags(p.retiredTags, w.tags)
-			}
-		}
-		sh.mu.Unlock()
-	}
-	p.shards = kept
-	p.pruneAt = 2 * len(kept)
-}
-
-func (t *totals) add(o totals) {
-	t.allocs += o.allocs
-	t.frees += o.frees
-	t.bytes += o.bytes
-}
-
 // freeCaptured frees a block of an arena. In the capture that it was allocated in, its
 // stream has it back at once; what other streams of the capture use waits for the end.
 // Outside of the capture it waits for its own stream, too, since the next capture is not
@@ -247,129 +209,4 @@ func (sh *shard) retireOnce(b Block, used []point) error {
 	}
 	sh.retire(b.h, used)
 	return nil
-}
-
-// node is an allocation that is part of a graph: the driver gives it memory of
-// its own each time the graph runs, at the same address.
-type node struct {
-	capture *Capture
-	stream  *core.Stream
-	at      int // in Capture.nodes; -1 once it is to be freed
-}
-
-// allocNode makes an allocation node behind the stream's captured work.
-func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) {
-	size := max(w.bytes, 1)
-	if w.align > nodeAlign {
-		return Block{}, errs.Invalid(allocOp, "an alignment above 512 for a node of a graph", "the driver aligns nodes by itself: leave Request.Align at 0")
-	}
-	c.calls.RLock()
-	defer c.calls.RUnlock()
-	if c.over.Load() {
-		return Block{}, c.overError(w)
-	}
-	ptr, r := st.AllocNode(size)
-	if r != driver.Success {
-		return Block{}, st.Ctx.CallError(allocOp, driver.CallMemAllocAsync, r, errs.Bytes(size)+" as a node of a graph")
-	}
-	if status, id, r := st.Capture(); r != driver.Success || id != c.id {
-		// If the capture ended before the call, without End, this is memory of the
-		// driver's pool. If it ended after the call there is nothing to free.
-		if r != driver.Success || status == driver.CaptureNone {
-			_ = st.FreeNode(ptr)
-		}
-		return Block{}, c.overError(w)
-	}
-	e := makeExtent(sh)
-	e.ptr, e.size, e.state, e.node = ptr, size, taken, &node{capture: c, stream: st}
-	p := c.pool
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.nodes[ptr] = e
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	c.mu.Lock()
-	e.node.at = len(c.nodes)
-	c.nodes = append(c.nodes, e)
-	c.mu.Unlock()
-	sh.give(&e.header, w)
-	return e.block(), nil
-}
-
-// nodeAlign is what the driver aligns nodes to, at least.
-const nodeAlign = 512
-
-// free makes a free node behind the captured work of the block's stream. If other
-// streams use it too, in captured work that is not ordered with that, the end of
-// the capture frees it.
-func (n *node) free(h *header, others bool) error {
-	c := n.capture
-	c.calls.RLock()
-	defer c.calls.RUnlock()
-	c.mu.Lock()
-	at := n.at
-	if at >= 0 && !others {
-		last := len(c.nodes) - 1
-		c.nodes[at] = c.nodes[last]
-		c.nodes[at].node.at = at
-		c.nodes[last] = nil
-		c.nodes = c.nodes[:last]
-		n.at = -1
-	}
-	c.mu.Unlock()
-	if at < 0 || others {
-		return nil // what takes it from the list drops it
-	}
-	return n.drop(h, n.stream)
-}
-
-func (n *node) drop(h *header, st *core.Stream) error {
-	p := n.capture.pool
-	p.mu.Lock()
-	delete(p.nodes, h.at())
-	p.mu.Unlock()
-	if err := st.Use(freeOp, p.sys); err != nil {
-		return err
-	}
-	defer st.Release()
-	if r := st.FreeNode(h.at()); r != driver.Success {
-		return st.Ctx.CallError(freeOp, driver.CallMemFreeAsync, r, "a node of a graph")
-	}
-	return nil
-}
-
-// freeNodes frees the nodes that the capture left, behind the captured work of
-// its first stream, which all others have joined by now.
-func (c *Capture) freeNodes() error {
-	c.mu.Lock()
-	left := c.nodes
-	c.nodes = nil
-	for _, e := range left {
-		e.node.at = -1
-	}
-	c.mu.Unlock()
-	var errs []error
-	for _, e := range left {
-		sh := e.home.shard
-		sh.mu.Lock()
-		if e.live() {
-			sh.retire(&e.header, nil)
-		}
-		sh.mu.Unlock()
-		errs = append(errs, e.node.drop(&e.header, c.origin))
-	}
-	return errors.Join(errs...)
-}
-
-// findNode is the live block of a node that begins at an address.
-func (p *Pool) findNode(at driver.Ptr) (Block, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	e := p.nodes[at]
-	if e == nil {
-		return Block{}, false
-	}
-	e.home.shard.mu.Lock()
-	defer e.home.shard.mu.Unlock()
-	return e.block(), e.live()
 }

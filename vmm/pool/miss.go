@@ -2,7 +2,6 @@ package pool
 
 import (
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 
@@ -29,7 +28,7 @@ import (
 //	         them are mapped in the gap and granted, in pieces. Chunks that move are
 //	         mapped at two addresses from now on
 //	commit   the gap is the shard's. The old places belong to no one, and are
-//	         unmapped later, when the GPU has passed them (see upkeep.go)
+//	         unmapped later, when the GPU has passed them (see move.go)
 //
 //	         ├─live─┼──free──┼── chunks ───┼─live─┤▒▒▒ old ▒▒▒┼live┤
 //
@@ -298,76 +297,79 @@ func (p *Pool) giveUp(g *growth) (isLost bool) {
 	return len(lost) > 0
 }
 
-// newChunk makes memory within the limit. The error of a chunk that cannot be had
-// is a *shortage.
-func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
-	if !p.admit(size) {
-		return nil, &shortage{kind: errs.Budget, size: size}
+// miss serves a request that the shard has no memory for, by the cheapest means first:
+// waiting blocks that have passed; free memory of other streams that has passed; chunks,
+// moved or new. Misses go on side by side. One that finds no memory goes on alone,
+// so that it does not lack chunks that another miss has gathered; see escalation.
+func (p *Pool) miss(sh *shard, request want) (Block, error) {
+	w := &request // only here does it outlive the call
+	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
+	r.lock()
+	defer r.unlock()
+	if !sh.keep(1) {
+		return Block{}, errs.ClosedError(allocOp, "pool or the stream")
 	}
-	h, r := phys.TryCreate(p.sys, size, p.prop)
-	if r == driver.Success {
-		raise(&p.mostHeld, p.reserved.Load())
-		if p.decay > 0 {
-			p.upkeep.wake(p, p.decay)
-		}
-		h.Recycle() // its blocks change owners, so it is not exported as it is
-		return h, nil
-	}
-	p.gave(size)
-	if r == driver.OutOfMemory {
-		return nil, &shortage{kind: errs.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
-	}
-	return nil, p.sys.CallError(allocOp, driver.CallMemCreate, r, fmt.Sprintf("a chunk of %s on %s", errs.Bytes(size), p.where()), p.on...)
-}
-
-// admit counts the memory of a chunk that is to be made, if the limit leaves room for it.
-func (p *Pool) admit(size uint64) bool {
-	p.holding.Lock()
-	defer p.holding.Unlock()
-	n := p.reserved.Load()
-	if l := p.limit.Load(); l > 0 && (n > l || size > l-n) {
-		return false
-	}
-	p.reserved.Store(n + size)
-	p.object.Resize(n + size)
-	return true
-}
-
-// gave counts memory as given back.
-func (p *Pool) gave(bytes uint64) {
-	p.holding.Lock()
-	defer p.holding.Unlock()
-	p.object.Resize(p.reserved.Add(-bytes))
-}
-
-// drop releases a chunk that is mapped nowhere. If that fails the chunk is idle, and the
-// next trim tries again.
-func (p *Pool) drop(op string, h *phys.Handle) error {
-	if r := h.Release(); r != driver.Success {
-		p.setAside(h)
-		return h.ReleaseError(op, r)
-	}
-	p.gave(h.Size)
-	return nil
-}
-
-// setAside keeps chunks that are mapped nowhere.
-func (p *Pool) setAside(chunks ...*phys.Handle) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.idle = append(p.idle, chunks...)
-}
-
-// takeIdle takes chunks that are mapped nowhere. The caller holds mu.
-func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
-	kept := p.idle[:0]
-	for _, h := range p.idle {
-		if len(chunks) < n && h.Size == size {
-			chunks = append(chunks, h)
-		} else {
-			kept = append(kept, h)
+	defer sh.keep(-1)
+	for s := p.impossible(w); s != nil; s = p.impossible(w) {
+		if s.kind != errs.Budget || p.o.OnExhausted == nil || !r.ask(s) { // which may raise the limit
+			return Block{}, p.refusal(sh, w, s)
 		}
 	}
-	p.idle = kept
-	return chunks
+	for {
+		sh.settle()
+		if b, ok, err := p.again(sh, w, r.alone); ok || err != nil {
+			return b, err
+		}
+		if p.steal(sh, w) || r.alone && p.stealSlab(sh, w) {
+			continue
+		}
+		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
+		err := p.provide(sh, w, !r.impatient)
+		if errors.Is(err, errLag) {
+			r.impatient = !r.waiting(r.catchUp)
+			continue
+		}
+		if err == nil || errors.Is(err, errAgain) {
+			continue
+		}
+		var s *shortage
+		if !errors.As(err, &s) {
+			return Block{}, err
+		}
+		if !r.alone {
+			r.unlock()
+			r.alone = true
+			r.lock()
+			continue
+		}
+		if err := r.find(s); err != nil {
+			return Block{}, err
+		}
+	}
+}
+
+// again tries once more what Alloc tried. A request that is not small gets a slot of a slab
+// only if there was no memory for it.
+func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err error) {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	if sh.closed {
+		return Block{}, false, errs.ClosedError(allocOp, "pool")
+	}
+	h := sh.take(w)
+	if h == nil && w.kind == mid && short {
+		h = sh.takeAbove(w)
+	}
+	if h == nil {
+		return Block{}, false, nil
+	}
+	return h.block(), true, nil
+}
+
+// lacking is what a request takes in chunks.
+func (p *Pool) lacking(w *want) uint64 {
+	if w.kind == small {
+		return p.gran
+	}
+	return (w.size + p.chunk - 1) / p.chunk * p.chunk
 }

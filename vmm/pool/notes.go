@@ -61,7 +61,7 @@ package pool
 // use, whichever address the work names (measured: docs/driver-facts.md). So moving
 // waits for nothing, a GPU that is behind costs no memory, and a failure leaves
 // everything as it was, because nothing was unmapped. The unmap of an old place is
-// deferred: a timer does it (upkeep.go) once no chunk has moved for ten seconds, or too
+// deferred (move.go): a timer does it (upkeep.go) once no chunk has moved for ten seconds, or too
 // many are deferred, and in pieces, because the driver does one call at a time, and
 // unmapping competes with the program's own calls. On an H200 a graph network took 5.8
 // µs an operation in its second pass with places unmapped after 20 ms, and 2.0 µs with
@@ -109,7 +109,7 @@ package pool
 // stream. A free that names other streams waits for their epochs in the same way. So
 // freeing makes no driver call at all.
 //
-// Memory that changes its stream (steal.go) waits for the GPU. Shards with free chunks
+// Memory that changes its stream (steal.go, lag.go) waits for the GPU. Shards with free chunks
 // or waiting blocks are on a list, so a miss does not walk all shards. If the GPU is
 // about to pass enough of it, the request waits instead of growing the pool, because
 // grown memory would stay. A stream that did not move on within a tenth of a second is

@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -252,16 +251,6 @@ func (sh *shard) lost() bool {
 	return sh.stream.Ctx.Lost() != driver.Success || sh.pool.lost() != driver.Success
 }
 
-// waiting is a freed block that other streams may still use. It is free when each of
-// them has passed the epoch that it was in.
-type waiting struct {
-	h     *header
-	epoch uint64 // of its own shard, when it was freed
-	until []point
-	// capture: not before this capture has ended, either.
-	capture *Capture
-}
-
 type point struct {
 	shard *shard
 	epoch uint64
@@ -269,123 +258,32 @@ type point struct {
 
 func (p point) passed() bool { return p.shard.passed.Load() >= p.epoch }
 
-// waitlist is a shard's waiting blocks, by what each waits for next, so that looking
-// for those that have passed takes no longer with more of them.
-type waitlist struct {
-	n        int
-	bytes    uint64
-	streams  map[*shard][]waiting // in the order of the epochs that they wait for
-	captures map[*Capture][]waiting
-}
-
-// keepWaiting keeps a block until all that it waits for has passed. The caller holds mu.
-func (sh *shard) keepWaiting(w waiting) {
-	w.h.waiting = true
-	sh.waiting.n++
-	sh.waiting.bytes += w.h.size()
-	sh.waitNext(w)
-}
-
-// waitNext queues a block for what it waits for next, or makes it free. The caller
+// prune forgets shards that have nothing left and whose stream is gone or whose arena is
+// retired, unless it did so when there were half as many. The caller
 // holds mu.
-func (sh *shard) waitNext(w waiting) {
-	l := &sh.waiting
-	for len(w.until) > 0 && w.until[0].passed() {
-		w.until = w.until[1:]
+func (p *Pool) prune() {
+	const few = 16
+	if len(p.shards) > few && len(p.shards) < p.pruneAt {
+		return
 	}
-	switch {
-	case len(w.until) > 0:
-		if l.streams == nil {
-			l.streams = map[*shard][]waiting{}
-		}
-		on, epoch := w.until[0].shard, w.until[0].epoch
-		q := l.streams[on]
-		at := len(q)
-		for at > 0 && q[at-1].until[0].epoch > epoch {
-			at--
-		}
-		l.streams[on] = slices.Insert(q, at, w)
-		sh.offer()
-	case w.capture != nil && !w.capture.over.Load():
-		if l.captures == nil {
-			l.captures = map[*Capture][]waiting{}
-		}
-		l.captures[w.capture] = append(l.captures[w.capture], w)
-		sh.offer()
-	default:
-		l.n--
-		l.bytes -= w.h.size()
-		w.h.waiting = false
-		sh.put(w.h, w.epoch)
-	}
-}
-
-// settle frees waiting blocks that have passed. The caller holds no shard's lock.
-func (sh *shard) settle() {
-	for sh.settleOnce() { // a block that waited for one stream may wait for another
-	}
-}
-
-// settleOnce asks the streams that blocks wait for next, and reports whether any block
-// moved on.
-func (sh *shard) settleOnce() bool {
-	var ask []*shard
-	sh.mu.Lock()
-	for on, q := range sh.waiting.streams {
-		if !q[0].until[0].passed() {
-			ask = append(ask, on)
-		}
-	}
-	n := sh.waiting.n
-	sh.mu.Unlock()
-	if n == 0 {
-		return false
-	}
-	for _, on := range ask {
-		on.advance()
-	}
-	sh.mu.Lock()
-	defer sh.mu.Unlock()
-	l := &sh.waiting
-	before := l.n
-	var next []waiting
-	for on, q := range l.streams {
-		k := 0
-		for k < len(q) && q[k].until[0].passed() {
-			k++
-		}
-		next = append(next, q[:k]...)
-		if clear(q[:k]); k == len(q) {
-			delete(l.streams, on)
+	kept := p.shards[:0:0]
+	for _, sh := range p.shards {
+		sh.mu.Lock()
+		sh.rest()
+		sh.giveUpAll()
+		own := !sh.stream.Gone() && sh.stream.Locals.Get(p.local) == sh
+		if own || sh.arena != nil || sh.live > 0 || sh.spanned > 0 || sh.slabs > 0 || len(sh.empty) > 0 || sh.waiting.n > 0 || sh.kept > 0 {
+			kept = append(kept, sh)
 		} else {
-			l.streams[on] = q[k:]
+			sh.closed = true
+			p.withdraw(sh)
+			if w := sh.watch; w != nil {
+				p.retired.add(w.totals)
+				p.retiredTags = addTags(p.retiredTags, w.tags)
+			}
 		}
+		sh.mu.Unlock()
 	}
-	for c, q := range l.captures {
-		if c.over.Load() {
-			next = append(next, q...)
-			delete(l.captures, c)
-		}
-	}
-	for _, w := range next {
-		sh.waitNext(w)
-	}
-	if l.n < before {
-		sh.pool.passes.Add(1)
-	}
-	return len(next) > 0
-}
-
-// each calls f for every waiting block.
-func (l *waitlist) each(f func(w waiting)) {
-	for _, q := range l.streams {
-		for _, w := range q {
-			f(w)
-		}
-	}
-	for _, q := range l.captures {
-		for _, w := range q {
-			f(w)
-		}
-	}
+	p.shards = kept
+	p.pruneAt = 2 * len(kept)
 }

@@ -270,7 +270,7 @@ func (sh *shard) takeAbove(w *want) *header {
 }
 
 // The chunks of slabs stay where they are, in regions of granules, as long as they
-// are mapped. Chunks that move are in miss.go.
+// are mapped. Chunks that move are in move.go.
 
 // provideSlab makes an empty slab chunk.
 func (p *Pool) provideSlab(sh *shard) error {

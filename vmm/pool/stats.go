@@ -210,3 +210,9 @@ func (t Tag) String() string {
 	}
 	return tags.names[t]
 }
+
+func (t *totals) add(o totals) {
+	t.allocs += o.allocs
+	t.frees += o.frees
+	t.bytes += o.bytes
+}
