@@ -87,8 +87,9 @@ func (g *graph) launch(op string, s *Stream) error {
 	g.await(s)
 	m, capturing, err := s.in.Mark(op)
 	switch {
-	case capturing: // another library's: the launch may be in that capture
+	case capturing: // another library's: the launch may be in that capture, or before it
 		g.last.unmarked = true
+		s.in.Unsettle()
 		return core.CapturingError(op, s.in)
 	case err != nil: // the launch was made all the same
 		g.last.unmarked = true

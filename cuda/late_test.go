@@ -210,3 +210,52 @@ func TestCapturesThatTheDriverDoesNotTellOf(t *testing.T) {
 		})
 	}
 }
+
+// A copy in pieces whose later piece is refused leaves the earlier ones on the stream, and its
+// caller takes it for not done.
+func TestPiecesBeforeOneThatIsRefused(t *testing.T) {
+	m, d := open(t)
+	s, other, p := stream(t, d), stream(t, d), memory(t, d, 4<<20)
+	h, err := d.NewHostBuffer(4096)
+	require.NoError(t, err)
+	release := sync.OnceFunc(m.Hold(s.Handle()))
+	defer release()
+	m.Inject(sim.Fault{Call: "cuMemcpyHtoDAsync", After: 1, Result: cuda.Code(driver.Unknown)})
+	require.ErrorContains(t, s.Upload(p, pattern(4<<20, 1)), "cuMemcpyHtoDAsync returned")
+	require.NoError(t, h.CloseAfter(other))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, d.System().Drain(ctx), cuda.ErrInUse, "the first piece still runs")
+	release()
+	require.NoError(t, d.System().Drain(t.Context()))
+}
+
+// A launch beside which another library begins a capture may have come before it, and then it
+// runs although the error says that the graph is to be thrown away.
+func TestALaunchBesideACaptureOfAnotherLibrary(t *testing.T) {
+	m, d := open(t)
+	s, other, p := stream(t, d), stream(t, d), memory(t, d, 4096)
+	g := captured(t, s, func() error { return s.Memset(p, 1, 4096) })
+	h, err := d.NewHostBuffer(4096)
+	require.NoError(t, err)
+	in, drv := core.StreamOf(s), core.SystemOf(d.System()).Drv
+	s.Handle()
+	release := sync.OnceFunc(m.Hold(uintptr(in.Handle)))
+	defer release()
+	m.OnCall(func(called string) {
+		if called == "cuEventRecord" {
+			require.Equal(t, driver.Success, drv.StreamBeginCapture(in.Ctx.Handle, in.Handle, driver.CaptureRelaxed))
+		}
+	})
+	require.ErrorIs(t, g.Launch(s), cuda.ErrCapturing)
+	m.OnCall(nil)
+	theirs, r := drv.StreamEndCapture(in.Ctx.Handle, in.Handle)
+	require.Equal(t, driver.Success, r)
+	require.Equal(t, driver.Success, drv.GraphDestroy(theirs))
+	require.NoError(t, h.CloseAfter(other))
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	require.ErrorIs(t, d.System().Drain(ctx), cuda.ErrInUse, "the launch still runs")
+	release()
+	require.NoError(t, d.System().Drain(t.Context()))
+}

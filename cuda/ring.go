@@ -46,9 +46,15 @@ type slot struct {
 }
 
 // upload fills slots and submits a copy for each; small uploads share one.
-func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) error {
+func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	all := len(src)
+	defer func() {
+		if err != nil && len(src) < all {
+			r.stream.Unsettle() // the pieces before the one that failed
+		}
+	}()
 	for len(src) > 0 {
 		sl, err := r.room(op, len(src))
 		if err != nil {

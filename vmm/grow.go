@@ -42,10 +42,13 @@ func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
 	}
 	defer b.leave()
 	to, err := b.longerLocked(op, n, size)
-	if err != nil {
-		return 0, err
+	if err == nil { // no late copy of an append that failed overwrites what the caller writes
+		err = b.res.System().AwaitUnsettled(op)
 	}
-	if _, err := b.commitLocked(op, to); err != nil {
+	if err == nil {
+		_, err = b.commitLocked(op, to)
+	}
+	if err != nil {
 		return 0, err
 	}
 	at = int(b.used.Load())

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"sync"
 	"testing"
 	"time"
 
@@ -131,10 +132,7 @@ func TestAnAppendBehindALateCopy(t *testing.T) {
 	m, d := open(t)
 	busy, other := stream(t, d), stream(t, d)
 	b := started(t, d)
-	release := m.Hold(busy.Handle())
-	m.Inject(sim.Fault{Call: "cuEventRecord", Times: -1, Result: code})
-	require.Error(t, gputest.Err(b.Append(busy, bytes.Repeat([]byte{'A'}, 100))))
-	m.ClearFaults()
+	release := lateAppend(t, m, b, busy)
 	require.Equal(t, 5, b.Len())
 	at, err := b.Append(other, bytes.Repeat([]byte{'B'}, 100))
 	require.NoError(t, err)
@@ -156,6 +154,57 @@ func TestAnAppendBehindALateCopy(t *testing.T) {
 	require.NoError(t, gputest.Err(b.Append(other, []byte("free"))))
 	require.NoError(t, other.Synchronize())
 	release()
+}
+
+// lateAppend has an append fail whose copy and whose undo's wait stay behind a busy stream.
+func lateAppend(t *testing.T, m *sim.Machine, b *vmm.Buffer, busy *cuda.Stream) (release func()) {
+	t.Helper()
+	release = sync.OnceFunc(m.Hold(busy.Handle()))
+	t.Cleanup(release)
+	m.Inject(sim.Fault{Call: "cuEventRecord", Times: -1, Result: code})
+	require.Error(t, gputest.Err(b.Append(busy, bytes.Repeat([]byte{'A'}, 100))))
+	m.ClearFaults()
+	return release
+}
+
+// AppendUndefined gives its caller the place of a late copy once that has landed, since no
+// stream tells on which the caller writes there.
+func TestAnUndefinedAppendBehindALateCopy(t *testing.T) {
+	m, d := open(t)
+	busy := stream(t, d)
+	b := started(t, d)
+	release := lateAppend(t, m, b, busy)
+	appended := make(chan error, 1)
+	go func() { appended <- gputest.Err(b.AppendUndefined(100)) }()
+	select {
+	case <-appended:
+		require.Fail(t, "the late copy still writes there")
+	case <-time.After(20 * time.Millisecond):
+	}
+	release()
+	require.NoError(t, <-appended)
+	require.Equal(t, 105, b.Len())
+}
+
+// A capture can hold no order behind the late copy, so an append in it waits.
+func TestACapturedAppendBehindALateCopy(t *testing.T) {
+	m, d := open(t)
+	busy, s := stream(t, d), stream(t, d)
+	b := started(t, d)
+	release := lateAppend(t, m, b, busy)
+	time.AfterFunc(20*time.Millisecond, release)
+	g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {
+		return gputest.Err(b.Append(s, bytes.Repeat([]byte{'B'}, 100)))
+	})
+	require.NoError(t, err)
+	closed(t, g)
+	require.NoError(t, g.Launch(s))
+	require.NoError(t, s.Synchronize())
+	got := make([]byte, 105)
+	all, err := b.Slice(0, 105)
+	require.NoError(t, err)
+	require.NoError(t, all.CopyTo(nil, got))
+	require.Equal(t, "start"+string(bytes.Repeat([]byte{'B'}, 100)), string(got))
 }
 
 // Drain returns when its context ends, whatever the GPU does, and what other streams have

@@ -63,7 +63,7 @@ func FenceOf[S interface {
 // the error says so. The fence covers streams with work of unknown end, too, when it is
 // used in a Reclaim.
 func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
-	f := &Fence{marks: make([]Mark, 0, len(streams)), later: s.unsettled.streams()}
+	f := &Fence{marks: make([]Mark, 0, len(streams)), later: s.Unsettled()}
 	for _, st := range streams {
 		err := st.Look(op, s)
 		if err == nil {

@@ -53,8 +53,9 @@ package core
 // An operation can fail after the driver has accepted its work, and then its caller takes
 // the work for not done and names its stream nowhere. Such an operation calls
 // Stream.Unsettle (unsettled.go), and so does a Synchronize that fails. The stream then counts
-// for every fence, and an append comes behind it, until a mark that was recorded later has
-// passed.
+// for every fence and for every block that a pool is given back, and an append comes behind it,
+// until a mark that was recorded later has passed. Managed memory needs none of this: the
+// driver frees it behind all work of the context.
 //
 // # Undoing, and what is left
 //

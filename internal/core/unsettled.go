@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -45,11 +46,15 @@ func (u *unsettled) settle(s *Stream, number uint64) {
 	}
 }
 
-// streams returns those that still run, as far as that is known.
-func (u *unsettled) streams() (all []*Stream) {
-	if u.count.Load() == 0 {
+// Unsettled returns the streams with work of unknown end, as far as that is known.
+func (s *System) Unsettled() []*Stream {
+	if s.unsettled.count.Load() == 0 {
 		return nil
 	}
+	return s.unsettled.streams()
+}
+
+func (u *unsettled) streams() (all []*Stream) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	for s := range u.from {
@@ -61,33 +66,51 @@ func (u *unsettled) streams() (all []*Stream) {
 }
 
 // AfterUnsettled orders later work of the stream behind work of unknown end, for an operation
-// that writes where an operation that failed may still write. It does not wait.
+// that writes where an operation that failed may still write. It waits only if the stream
+// captures: a graph holds no such order.
 func (s *Stream) AfterUnsettled(op string) error {
-	behind := s.Ctx.sys.unsettled.streams()
+	sys := s.Ctx.sys
+	behind := slices.DeleteFunc(sys.Unsettled(), func(o *Stream) bool { return o == s })
 	if len(behind) == 0 {
 		return nil
 	}
-	if err := s.Use(op, s.Ctx.sys); err != nil {
+	if err := s.Use(op, sys); err != nil {
 		return err
 	}
 	defer s.Release()
-	for _, o := range behind {
-		if o == s {
-			continue
+	capturing, r := s.Capturing()
+	switch {
+	case r != driver.Success:
+		return s.Ctx.CallError(op, driver.CallStreamIsCapturing, r, fmt.Sprintf("stream %#x", uintptr(s.Handle)))
+	case capturing:
+		return afterEach(op, behind, func(m Mark) error { return m.Wait(op) })
+	}
+	return afterEach(op, behind, func(m Mark) error {
+		defer m.Release()
+		return s.After(op, m)
+	})
+}
+
+// AwaitUnsettled waits for work of unknown end, for an operation that lets its caller write
+// where an operation that failed may still write.
+func (s *System) AwaitUnsettled(op string) error {
+	return afterEach(op, s.Unsettled(), func(m Mark) error { return m.Wait(op) })
+}
+
+// afterEach passes a mark behind the work of each stream to do, which ends the mark.
+func afterEach(op string, streams []*Stream, do func(m Mark) error) error {
+	for _, s := range streams {
+		if !s.Peek() {
+			return fmt.Errorf("%s: stream %#x has work of an operation that failed, and is closing: wait for its Released", op, uintptr(s.Handle))
 		}
-		if !o.Peek() {
-			return fmt.Errorf("%s: stream %#x has work of an operation that failed, and is closing: wait for its Released", op, uintptr(o.Handle))
-		}
-		m, capturing, err := o.Mark(op)
-		o.Release()
+		m, capturing, err := s.Mark(op)
+		s.Release()
 		if capturing {
-			err = CapturingError(op, o)
+			err = CapturingError(op, s)
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			err = do(m)
 		}
-		err = s.After(op, m)
-		m.Release()
 		if err != nil {
 			return err
 		}

@@ -113,8 +113,8 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 		return p.notOurs(b)
 	}
 	sh := h.home.shard
-	if len(streams) > 0 {
-		return p.freeAfter(b, streams)
+	if late := p.sys.Unsettled(); len(streams)+len(late) > 0 {
+		return p.freeAfter(b, streams, late)
 	}
 	sh.mu.Lock()
 	if h.gen != b.gen {
@@ -159,20 +159,14 @@ func (p *Pool) stale(b Block) error {
 	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr), Hint: hint})
 }
 
-// freeAfter frees a block that other streams use, too.
-func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
+// freeAfter frees a block that other streams use, too: those that are named, and the late ones,
+// on which an operation on the block may have failed after it was submitted.
+func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) error {
 	h := b.h
-	points := make([]point, 0, len(streams))
-	for _, s := range streams {
-		st := core.StreamOf(s)
-		if st == nil {
-			return errs.NilStream(freeOp)
-		}
-		if st.Ctx.System() != p.sys {
-			return errs.ForeignError(freeOp, "stream")
-		}
+	points := make([]point, 0, len(streams)+len(late))
+	add := func(st *core.Stream) error {
 		if st == h.home.shard.stream || st.Gone() {
-			continue
+			return nil
 		}
 		sh, err := p.shardOf(freeOp, st)
 		if err != nil {
@@ -182,6 +176,22 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream) error {
 		points = append(points, point{sh, sh.epoch})
 		sh.touched = sh.epoch
 		sh.mu.Unlock()
+		return nil
+	}
+	for _, s := range streams {
+		st := core.StreamOf(s)
+		if st == nil {
+			return errs.NilStream(freeOp)
+		}
+		if st.Ctx.System() != p.sys {
+			return errs.ForeignError(freeOp, "stream")
+		}
+		if err := add(st); err != nil {
+			return err
+		}
+	}
+	for _, st := range late {
+		_ = add(st) // a stream without access to the pool's memory does not use the block
 	}
 	sh := h.home.shard
 	sh.mu.Lock()
