@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -53,6 +54,7 @@ type LeaseOptions struct {
 // are safe for concurrent use. The caller closes it.
 type Lease struct {
 	offer   Offer
+	fds     []*peer.FD // the files of the offer, whose list users see
 	options LeaseOptions
 	bytes   uint64
 	exports exchange.Set
@@ -182,9 +184,10 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 		ctx, cancel := context.WithTimeout(context.Background(), min(o.Timeout, DefaultLease))
 		defer cancel()
 		var err error
-		if l.offer.Files, err = l.exports.Open(ctx, op, l.handles); err != nil {
+		if l.fds, err = l.exports.Open(ctx, op, l.handles); err != nil {
 			return nil, err
 		}
+		l.offer.Files = slices.Clone(l.fds)
 	} else {
 		for _, h := range l.handles {
 			f, err := h.ExportFabric(op)
@@ -274,9 +277,7 @@ func (l *Lease) end(why error) {
 	l.ended, l.why = true, why
 	l.timer.Stop()
 	l.mu.Unlock()
-	if l.options.Handle == vmm.PosixFD {
-		l.exports.Close(l.handles)
-	}
+	l.exports.Close(l.fds)
 	if err := phys.ReleaseAll("handles.Lease", l.handles...); err != nil {
 		l.mu.Lock()
 		l.left = err

@@ -138,8 +138,12 @@ func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*peer.FD, took time.Duratio
 	all := make([]driver.ShareableHandle, len(v.Chunks))
 	start := time.Now()
 	for i, c := range v.Chunks {
+		h, err := c.Handle.Use("bench")
+		require.NoError(b, err)
 		var r driver.Result
-		if all[i], r = drv.MemExportToShareableHandle(c.Handle.Driver, driver.HandlePosixFD); r != driver.Success {
+		all[i], r = drv.MemExportToShareableHandle(h, driver.HandlePosixFD)
+		c.Handle.Done()
+		if r != driver.Success {
 			b.Fatal(r)
 		}
 	}

@@ -123,7 +123,7 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 		t.s.Buffers = append(t.s.Buffers, Buffer{Ptr: Address(about.Base), Used: int(x.Used()), Committed: int(x.Committed()),
 			Reserved: int(about.Reserved), Device: about.Device.Ordinal(), Imported: about.Imported, Stack: t.callers(o)})
 	case *phys.Handle:
-		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID, Bytes: int(x.Size), Location: place(x.Asked.Location),
+		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID(), Bytes: int(x.Size), Location: place(x.Asked.Location),
 			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Stack: t.callers(o)})
 	default:
 		if k := o.Kind(); k != life.KindMapping && k != life.KindPool { // which are shown elsewhere
@@ -142,7 +142,7 @@ func (t *snapshotReader) reservation(r ranges.Inspected, stack int) {
 	for batch := make([]ranges.Mapping, 0, mappingsAtOnce); ; batch = batch[:0] {
 		batch = r.Mappings(next, batch)
 		for _, m := range batch {
-			to.Mappings = append(to.Mappings, Mapping{Offset: int(m.Off), Bytes: int(m.Memory.Size), Memory: m.Memory.ID,
+			to.Mappings = append(to.Mappings, Mapping{Offset: int(m.Off), Bytes: int(m.Memory.Size), Memory: m.Memory.ID(),
 				Access: t.grants(m.Access), Closing: m.Closing})
 			next = m.Off + m.Memory.Size
 		}

@@ -50,12 +50,11 @@ func (o *Object) Bind(d *cuda.Device, off int, memory vmm.Physical, memOff, size
 	if err != nil {
 		return nil, err
 	}
-	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
-		drv := in.h.System().Drv
+	return o.bind(op, d, off, h, memOff, size, func(drv driver.Driver, object, mem driver.MemHandle, b *binding) (driver.Call, driver.Result) {
 		if drv.Has(driver.CallMulticastBindMem) {
-			return driver.CallMulticastBindMem, drv.MulticastBindMem(in.h.Driver, b.dev, b.off, h.Driver, uint64(memOff), b.size)
+			return driver.CallMulticastBindMem, drv.MulticastBindMem(object, b.dev, b.off, mem, uint64(memOff), b.size)
 		}
-		return driver.CallMulticastBindMemV1, drv.MulticastBindMemV1(in.h.Driver, b.off, h.Driver, uint64(memOff), b.size)
+		return driver.CallMulticastBindMemV1, drv.MulticastBindMemV1(object, b.off, mem, uint64(memOff), b.size)
 	})
 }
 
@@ -75,21 +74,21 @@ func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, si
 	}
 	defer drop()
 	p := driver.Ptr(m.Ptr()) + driver.Ptr(memOff)
-	return o.bind(op, d, off, h, memOff, size, func(in *object, b *binding) (driver.Call, driver.Result) {
-		drv := in.h.System().Drv
+	return o.bind(op, d, off, h, memOff, size, func(drv driver.Driver, object, _ driver.MemHandle, b *binding) (driver.Call, driver.Result) {
 		if drv.Has(driver.CallMulticastBindAddr) {
-			return driver.CallMulticastBindAddr, drv.MulticastBindAddr(in.h.Driver, b.dev, b.off, p, b.size)
+			return driver.CallMulticastBindAddr, drv.MulticastBindAddr(object, b.dev, b.off, p, b.size)
 		}
-		return driver.CallMulticastBindAddrV1, drv.MulticastBindAddrV1(in.h.Driver, b.off, p, b.size)
+		return driver.CallMulticastBindAddrV1, drv.MulticastBindAddrV1(object, b.off, p, b.size)
 	})
 }
 
-// bind takes over one reference to the memory.
+// bind takes over one reference to the memory, which the binding uses until it is unbound:
+// the object would go on to name memory that is taken.
 func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memOff, size int,
-	call func(*object, *binding) (driver.Call, driver.Result)) (*Binding, error) {
+	call func(drv driver.Driver, object, mem driver.MemHandle, b *binding) (driver.Call, driver.Result)) (*Binding, error) {
 	// It retains the handle and not the Object, so that Close does not wait for a bind
 	// that waits for other processes.
-	h, open := phys.Use(o)
+	h, open := phys.Acquire(o)
 	if !open {
 		return nil, phys.Abandon(op, errs.ClosedError(op, "multicast object"), mem)
 	}
@@ -101,16 +100,39 @@ func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memO
 	if err := in.claim(op, b); err != nil {
 		return nil, phys.Abandon(op, err, mem, h)
 	}
-	c, r := call(in, b)
-	if r != driver.Success {
+	if err := in.use(op, mem, func(object, memory driver.MemHandle) error {
+		c, r := call(sys.Drv, object, memory, b)
+		if r == driver.Success {
+			return nil
+		}
+		return sys.CallError(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v", errs.Bytes(b.size), d, errs.Bytes(b.off), o), b.dev)
+	}); err != nil {
 		in.forget(b)
-		return nil, phys.Abandon(op, sys.CallError(op, c, r, fmt.Sprintf("%v of %v at offset %s of a %v",
-			errs.Bytes(b.size), d, errs.Bytes(b.off), o), b.dev), mem, h)
+		return nil, phys.Abandon(op, err, mem, h)
 	}
 	sys.Track(b, life.KindBinding, b.size)
 	shell := &Binding{b: b}
 	b.Watch(&shell.watched)
 	return shell, nil
+}
+
+// use calls bind with the driver's handles of the object and of memory. Unless that fails
+// the memory stays in use.
+func (o *object) use(op string, mem *phys.Handle, bind func(object, memory driver.MemHandle) error) error {
+	object, err := o.h.Use(op)
+	if err != nil {
+		return err
+	}
+	defer o.h.Done()
+	memory, err := mem.Use(op)
+	if err != nil {
+		return err
+	}
+	if err := bind(object, memory); err != nil {
+		mem.Done()
+		return err
+	}
+	return nil
 }
 
 // check refuses what cannot work, before the driver is called.
@@ -261,14 +283,13 @@ func (b *Binding) CloseAfter(streams ...*cuda.Stream) error {
 // unbind goes forward, and may be called again after an error.
 func (b *Binding) unbind(op string) error {
 	in := b.b
-	sys, object := in.System(), in.in.h
+	object := in.in.h
 	if !in.unbound {
-		unbind := func() driver.Result { return sys.Drv.MulticastUnbind(object.Driver, in.dev, in.off, in.size) }
-		if r := sys.Teardown(unbind, in.dev); r != driver.Success {
-			return sys.CallError(op, driver.CallMulticastUnbind, r,
-				fmt.Sprintf("%s at offset %s for device %d", errs.Bytes(in.size), errs.Bytes(in.off), in.dev), in.dev)
+		if err := in.unbind(op); err != nil {
+			return err
 		}
 		in.unbound = true
+		in.mem.Done()
 		in.in.forget(in)
 	}
 	if !in.releasedMemory {
@@ -282,5 +303,20 @@ func (b *Binding) unbind(op string) error {
 	}
 	in.Untrack()
 	b.watched.Stop()
+	return nil
+}
+
+func (b *binding) unbind(op string) error {
+	object, err := b.in.h.Use(op)
+	if err != nil {
+		return err
+	}
+	defer b.in.h.Done()
+	sys := b.System()
+	unbind := func() driver.Result { return sys.Drv.MulticastUnbind(object, b.dev, b.off, b.size) }
+	if r := sys.Teardown(unbind, b.dev); r != driver.Success {
+		return sys.CallError(op, driver.CallMulticastUnbind, r,
+			fmt.Sprintf("%s at offset %s for device %d", errs.Bytes(b.size), errs.Bytes(b.off), b.dev), b.dev)
+	}
 	return nil
 }

@@ -205,7 +205,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	for _, d := range devices {
 		access = append(access, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
 	}
-	h, open := phys.Use(p)
+	h, open := phys.Acquire(p)
 	if !open {
 		return nil, errs.ClosedError(op, "memory")
 	}

@@ -174,7 +174,12 @@ func (o *Object) AddDevice(d *cuda.Device) error {
 	if r := sys.DeviceLost(dev); r != driver.Success {
 		return errs.New(errs.Failure{Op: op, Call: driver.CallMulticastAddDevice, Result: r, Asked: d.String()})
 	}
-	if r := sys.Drv.MulticastAddDevice(in.h.Driver, dev); r != driver.Success {
+	h, err := in.h.Use(op)
+	if err != nil {
+		return err
+	}
+	defer in.h.Done()
+	if r := sys.Drv.MulticastAddDevice(h, dev); r != driver.Success {
 		return sys.CallError(op, driver.CallMulticastAddDevice, r, fmt.Sprintf("%v to a %v", d, o), dev)
 	}
 	in.added = append(in.added, dev)

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/multicast"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -491,4 +492,23 @@ func TestShareByFabricHandle(t *testing.T) {
 	require.NoError(t, o.Close())
 	_, err = multicast.ImportFabric(sys, h, unit, 1)
 	require.Error(t, err, "the handle keeps nothing")
+}
+
+// The object goes on to name the memory that was bound, so that memory is not taken.
+func TestBoundMemoryIsNotTaken(t *testing.T) {
+	_, devices := open(t, 2)
+	o := complete(t, devices, unit)
+	a := allocation(t, devices[0], unit)
+	b, err := o.Bind(devices[0], 0, a, 0, unit)
+	require.NoError(t, err)
+	require.ErrorIs(t, phys.Of(a).Take("test"), cuda.ErrInUse)
+	require.NoError(t, b.Close())
+	require.ErrorIs(t, phys.Of(o).Take("test"), cuda.ErrNotSupported)
+	require.NoError(t, phys.Of(a).Take("test"))
+	_, err = o.Bind(devices[0], 0, a, 0, unit)
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	phys.Of(a).Return()
+	b, err = o.Bind(devices[0], 0, a, 0, unit)
+	require.NoError(t, err)
+	require.NoError(t, b.Close())
 }

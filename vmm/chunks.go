@@ -104,8 +104,7 @@ func (b *buffer) retained() (v share.View) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	for _, m := range b.chunks {
-		m.phys.Retain()
-		v.Chunks = append(v.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
+		v.Chunks = append(v.Chunks, share.ChunkOf(m.phys, m.off))
 	}
 	return v
 }

@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -56,10 +55,9 @@ func (b *buffer) granted(op string) (p Properties, err error) {
 }
 
 func granted(op string, h *phys.Handle) (Properties, error) {
-	sys := h.System()
-	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
-	if r != driver.Success {
-		return Properties{}, sys.CallError(op, driver.CallMemGetAllocationPropertiesFromHandle, r, errs.Bytes(h.Size), h.Devices()...)
+	prop, err := h.Reported(op)
+	if err != nil {
+		return Properties{}, err
 	}
 	return properties(prop, MinimumGranularity), nil
 }

@@ -161,8 +161,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 		return gone, nil
 	}
 	for _, m := range b.chunks[keep:] {
-		m.phys.Retain()
-		gone.Chunks = append(gone.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
+		gone.Chunks = append(gone.Chunks, share.ChunkOf(m.phys, m.off))
 	}
 	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
 		b.copies.addTo(f)

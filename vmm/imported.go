@@ -225,8 +225,7 @@ func (b *buffer) View(op string, n uint64) (share.View, error) {
 		if m.off >= n {
 			break
 		}
-		m.phys.Retain()
-		v.Chunks = append(v.Chunks, share.Chunk{Handle: m.phys, Offset: m.off})
+		v.Chunks = append(v.Chunks, share.ChunkOf(m.phys, m.off))
 	}
 	return v, nil
 }

@@ -130,8 +130,19 @@ func (r *reservation) mapRun(op string, maps []*mapping, off uint64, handles []*
 	}
 	sys := r.System()
 	end := off
+	used := 0 // until the mappings are counted, which whoever takes the memory reads
+	defer func() {
+		for _, h := range handles[:used] {
+			h.Done()
+		}
+	}()
 	for _, h := range handles {
-		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, h.Driver); res != driver.Success {
+		d, err := h.Use(op)
+		if err != nil {
+			return nil, r.undoRunLocked(maps, err)
+		}
+		used++
+		if res := sys.Drv.MemMap(r.base+driver.Ptr(end), h.Size, 0, d); res != driver.Success {
 			return nil, r.undoRunLocked(maps, sys.CallError(op, driver.CallMemMap, res,
 				fmt.Sprintf("%s at %#x", errs.Bytes(h.Size), uint64(r.base)+end), h.Devices()...))
 		}

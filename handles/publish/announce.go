@@ -132,15 +132,15 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 		return err
 	}
 	mem, err := p.memory.View(op, bytes)
-	var fresh []*phys.Handle
+	var opened []*peer.FD
 	if err == nil {
-		fresh, err = p.announce(op, mem)
+		opened, err = p.announce(op, mem)
 	}
 	if err != nil {
 		_ = p.hold.Cover(op, p.view.length*p.unit) // fails only if the buffer was made shorter than what is shown
 		return errors.Join(err, mem.Release())
 	}
-	defer p.exports.Close(fresh)
+	defer p.exports.Close(opened)
 	before := p.mem
 	p.written.drop(length)
 	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: p.chunksOf(mem)}, mem)
@@ -176,8 +176,8 @@ func (p *Publication) closed(op string) error {
 }
 
 // announce exports new memory, and writes the next generation to the words in their
-// turn. The caller owns the exports of the memory that is returned.
-func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, error) {
+// turn. The caller closes the exports that are returned.
+func (p *Publication) announce(op string, next share.View) ([]*peer.FD, error) {
 	if len(next.Chunks) > handles.MaxChunks {
 		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), handles.MaxChunks), "use larger chunks")
 	}
@@ -194,17 +194,15 @@ func (p *Publication) announce(op string, next share.View) ([]*phys.Handle, erro
 	if len(fresh) > 0 && wait.CanSpin() {
 		p.warn()
 	}
-	switch fds, err := p.exports.OpenNow(op, fresh); {
-	case err != nil:
+	opened, err := p.exports.OpenNow(op, fresh)
+	if err != nil {
 		return nil, err
-	case fds == nil:
-		fresh = nil
 	}
 	if err := p.write(op, followers); err != nil {
-		p.exports.Close(fresh)
+		p.exports.Close(opened)
 		return nil, err
 	}
-	return fresh, nil
+	return opened, nil
 }
 
 // warn wakes idle followers, so that they are awake when the update comes after the
@@ -243,7 +241,7 @@ func (p *Publication) write(op string, followers []*replicator) error {
 func (p *Publication) chunksOf(v share.View) []chunk {
 	all := make([]chunk, len(v.Chunks))
 	for i, c := range v.Chunks {
-		if i < len(p.mem.Chunks) && p.mem.Chunks[i].Handle == c.Handle {
+		if i < len(p.mem.Chunks) && p.mem.Chunks[i].ID == c.ID {
 			all[i] = p.view.chunks[i]
 		} else {
 			all[i] = newChunk(c.Handle.Size)

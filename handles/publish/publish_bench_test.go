@@ -18,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
@@ -241,4 +242,8 @@ func middle(all []time.Duration) time.Duration {
 	return all[len(all)/2]
 }
 
-func rawHandle(a *vmm.Allocation) driver.MemHandle { return phys.Of(a).Driver }
+func rawHandle(a *vmm.Allocation) driver.MemHandle {
+	h := phys.Of(a)
+	defer h.Done()
+	return errs.Must(h.Use("bench"))
+}

@@ -157,7 +157,7 @@ func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, f
 		}
 		err := conn.in.SendWithin(ctx, op, pack(u, fds...), patience)
 		if fds != nil {
-			f.p.exports.Close(adds)
+			f.p.exports.Close(fds)
 			fds = nil
 		}
 		switch {
@@ -194,7 +194,7 @@ func (f *replicator) board(ctx context.Context, adds []*phys.Handle, fds []*peer
 	flight := l.try(f.on, len(adds))
 	if flight == nil {
 		if fds != nil {
-			f.p.exports.Close(adds)
+			f.p.exports.Close(fds)
 			fds = nil
 		}
 		if flight = l.take(ctx, f.on, len(adds)); flight == nil {
@@ -251,7 +251,7 @@ func (f *replicator) discard() {
 
 func (f *replicator) release(adds []*phys.Handle, fds []*peer.FD) {
 	if fds != nil {
-		f.p.exports.Close(adds)
+		f.p.exports.Close(fds)
 	}
 	if err := phys.ReleaseAll("publish: release memory that was sent", adds...); err != nil {
 		f.on.server.log.Error("cuvmm: memory that was sent to a follower could not be released", "error", err)

@@ -12,18 +12,19 @@ import (
 // being sent, since it pins the memory, and one serves all followers that it is sent to at
 // the same time, since exporting is expensive.
 type Set struct {
-	mu  sync.Mutex         // a leaf
-	all map[uint64]*opened // by the handle's id
+	mu  sync.Mutex           // a leaf
+	all map[uint64]*peer.FD  // of memory that is present, by its identity
+	by  map[*peer.FD]*opened // all that are open, also of memory that was taken since
 }
 
 type opened struct {
-	fd    *peer.FD
+	id    uint64
 	users int
 }
 
 // Open returns a descriptor of each handle, open ones or new ones, and waits for the
 // budget. It holds no part of the budget while it waits, so that two callers cannot wait
-// for each other. The caller closes the descriptors by Close.
+// for each other. The caller closes the descriptors with Close.
 func (e *Set) Open(ctx context.Context, op string, handles []*phys.Handle) ([]*peer.FD, error) {
 	if len(handles) == 0 {
 		return nil, nil
@@ -56,7 +57,7 @@ func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error
 			Exports.Give(budget)
 		}
 		if err != nil {
-			e.Close(handles[:len(fds)])
+			e.Close(fds)
 			fds = nil
 		}
 	}()
@@ -82,18 +83,19 @@ func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error
 func (e *Set) use(h *phys.Handle, made *peer.FD) *peer.FD {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	x := e.all[h.ID]
+	id := h.ID()
+	f := e.all[id]
 	switch {
-	case x != nil:
-		x.users++
-		return x.fd
+	case f != nil:
+		e.by[f].users++
+		return f
 	case made == nil:
 		return nil
 	}
 	if e.all == nil {
-		e.all = map[uint64]*opened{}
+		e.all, e.by = map[uint64]*peer.FD{}, map[*peer.FD]*opened{}
 	}
-	e.all[h.ID] = &opened{fd: made, users: 1}
+	e.all[id], e.by[made] = made, &opened{id, 1}
 	return made
 }
 
@@ -103,27 +105,28 @@ func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, h := range handles {
-		x := e.all[h.ID]
-		if x == nil {
+		f := e.all[h.ID()]
+		if f == nil {
 			return nil
 		}
-		fds = append(fds, x.fd)
+		fds = append(fds, f)
 	}
-	for _, h := range handles {
-		e.all[h.ID].users++
+	for _, f := range fds {
+		e.by[f].users++
 	}
 	return fds
 }
 
-// Close closes the descriptors that Open, OpenNow or Share returned for these handles.
-func (e *Set) Close(handles []*phys.Handle) {
+// Close closes descriptors that Open, OpenNow or Share returned.
+func (e *Set) Close(fds []*peer.FD) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, h := range handles {
-		x := e.all[h.ID]
+	for _, f := range fds {
+		x := e.by[f]
 		if x.users--; x.users == 0 {
-			_ = x.fd.Close() // even after an error the number is released
-			delete(e.all, h.ID)
+			_ = f.Close() // even after an error the number is released
+			delete(e.by, f)
+			delete(e.all, x.id)
 			Exports.Give(1)
 		}
 	}

@@ -26,7 +26,8 @@ func multicastAsked(p driver.MulticastProp) string {
 }
 
 func newMulticast(s *core.System, h driver.MemHandle, size uint64, types driver.HandleTypes) *Handle {
-	p := &Handle{Driver: h, Size: size, ID: lastID.Add(1)}
+	p := &Handle{Size: size}
+	p.memory.init(h)
 	p.Asked.RequestedHandleTypes = types
 	p.refs.Store(1)
 	s.Track(p, life.KindMulticast, size)
@@ -46,7 +47,12 @@ func (h *Handle) ExportMulticast(op string, t driver.HandleTypes) (driver.Sharea
 		f.Asked, f.Hint = "a multicast object without this handle type", "create it with multicast.Properties.Handles"
 		return none, errs.New(f)
 	}
-	s, r := h.System().Drv.MemExportToShareableHandle(h.Driver, t)
+	d, err := h.Use(op)
+	if err != nil {
+		return none, err
+	}
+	defer h.Done()
+	s, r := h.System().Drv.MemExportToShareableHandle(d, t)
 	if r != driver.Success {
 		return none, h.System().CallError(op, driver.CallMemExportToShareableHandle, r, "a multicast object of "+errs.Bytes(h.Size))
 	}
@@ -70,6 +76,6 @@ func ImportMulticast(op string, s *core.System, from driver.ShareableHandle, t d
 // IsMemory reports whether the driver knows the handle as ordinary memory. It tells
 // no properties of a multicast object.
 func (h *Handle) IsMemory() bool {
-	p, r := h.System().Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
+	p, r := h.System().Drv.MemGetAllocationPropertiesFromHandle(h.memory.driver) // just imported
 	return r == driver.Success && p.Type == driver.AllocationPinned
 }

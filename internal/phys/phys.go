@@ -2,6 +2,9 @@
 // imports, multicast objects and mappings each hold a count of it; the handle
 // is released when the last one lets go.
 //
+// The driver's memory of a handle can be taken and given back beneath its owners
+// (memory.go), so it is only read between [Handle.Use] and [Handle.Done].
+//
 // Memory that changes its owner may hold the previous owner's data, so it is marked
 // (Recycle), and Export refuses it. Only the chunks of vmm/pool change owners, with their
 // blocks. They are marked when they are made: no public call exports a block's memory.
@@ -22,16 +25,13 @@ type Handle struct {
 	core.Object
 	refs atomic.Int64
 	gone atomic.Bool // the memory was given back, which TakeGone has yet to tell
-	// Driver is the driver's handle: never used after the last Release, since
-	// the real driver crashes on a handle that is not live.
-	Driver driver.MemHandle
+	// memory is the driver's, which can be taken and given back.
+	memory memory
 	// Size in bytes. The driver does not tell it of a handle.
 	Size uint64
 	// Asked are the properties that the memory was created with, or, of imported
 	// memory, the properties that the driver reports.
 	Asked driver.AllocationProp
-	// ID is this handle's alone, for the life of the process.
-	ID uint64
 	// Mappings is how many mappings of this process the memory has.
 	Mappings atomic.Int32
 	// Imported memory was made elsewhere. The driver does not export it; a kept
@@ -43,8 +43,6 @@ type Handle struct {
 	kept    atomic.Int64 // a descriptor and 1; 0: none
 	source  *source      // nil unless KeepSource
 }
-
-var lastID atomic.Uint64
 
 // Create makes physical memory; see core.System.Allocate for what it does where
 // there is none. On a device that is lost none is made.
@@ -81,7 +79,8 @@ func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle
 
 // New takes over a driver's handle.
 func New(s *core.System, h driver.MemHandle, size uint64, prop driver.AllocationProp) *Handle {
-	p := &Handle{Driver: h, Size: size, Asked: prop, ID: lastID.Add(1)}
+	p := &Handle{Size: size, Asked: prop}
+	p.memory.init(h)
 	p.refs.Store(1)
 	s.Track(p, life.KindAllocation, size)
 	return p
@@ -101,25 +100,20 @@ func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Locat
 // can only be given back.
 func (h *Handle) Lost() driver.Result { return h.System().DeviceLost(h.Devices()...) }
 
-// Release takes from the count; the last one gives the memory back. After a
-// failure the caller still holds its count and may try again.
+// Release takes from the count; the last one gives the memory back, unless it was
+// dropped. After a failure the caller still holds its count and may try again.
 func (h *Handle) Release() driver.Result {
 	if h.refs.Add(-1) > 0 {
 		return driver.Success
 	}
-	h.UnpinFD()
-	h.dropSource()
-	s := h.System()
-	release := func() driver.Result { return s.Drv.MemRelease(h.Driver) }
-	if r := s.Teardown(release, h.Devices()...); r != driver.Success {
-		h.refs.Add(1)
-		return r
+	if h.memory.users.Load() != away {
+		if r := h.free(); r != driver.Success {
+			h.refs.Add(1)
+			return r
+		}
 	}
 	h.Untrack()
 	h.gone.Store(true)
-	if h.sharing.Load() == exported {
-		s.Shared.Release(h.Size)
-	}
 	return driver.Success
 }
 
@@ -159,15 +153,15 @@ func Hold(op string, sys *core.System, s Sealed) (*Handle, error) {
 	if h.System() != sys {
 		return nil, errs.ForeignError(op, "memory")
 	}
-	if _, open := Use(s); !open {
+	if _, open := Acquire(s); !open {
 		return nil, errs.ClosedError(op, "memory")
 	}
 	return h, nil
 }
 
-// Use adds to the count of an owner's handle, unless the owner is closed. The
+// Acquire adds to the count of an owner's handle, unless the owner is closed. The
 // caller keeps the count or releases it.
-func Use(s Sealed) (*Handle, bool) {
+func Acquire(s Sealed) (*Handle, bool) {
 	h, alive := s.owned()
 	if h == nil || !alive.Acquire() { // h is nil in a zero value
 		return nil, false

@@ -93,12 +93,12 @@ func TestUseOfAClosedOwner(t *testing.T) {
 	o := &owner{}
 	o.Holder = phys.NewHolder(h, &o.life)
 	require.Same(t, h, phys.Of(o))
-	got, ok := phys.Use(o)
+	got, ok := phys.Acquire(o)
 	require.True(t, ok)
 	require.Same(t, h, got)
 	o.life.Close()
 	require.True(t, o.life.Idle(), "the use keeps a count, not the owner")
-	_, ok = phys.Use(o)
+	_, ok = phys.Acquire(o)
 	require.False(t, ok)
 	require.Equal(t, driver.Success, h.Release())
 	require.Equal(t, driver.Success, h.Release())
@@ -145,6 +145,9 @@ func TestALostDeviceMakesNoMemoryAndGivesItBack(t *testing.T) {
 	m, s, sys := open(t)
 	h := create(t, sys)
 	refused := create(t, sys)
+	kept, err := refused.Use("test")
+	require.NoError(t, err)
+	refused.Done()
 	calls := m.Count("cuMemCreate")
 	sys.Observe(driver.IllegalAddress, 0)
 	_, r := phys.Create(sys, 2*mib, onDevice)
@@ -155,5 +158,5 @@ func TestALostDeviceMakesNoMemoryAndGivesItBack(t *testing.T) {
 	require.Equal(t, driver.Success, refused.Release(), "a lost device may refuse")
 	require.Zero(t, s.Stats().Allocations)
 	require.Equal(t, 2, m.Count("cuMemRelease"))
-	require.Equal(t, driver.Success, driver.Of(m).MemRelease(refused.Driver)) // which it was not
+	require.Equal(t, driver.Success, driver.Of(m).MemRelease(kept)) // which it was not
 }

@@ -21,7 +21,7 @@ func ProbeHandleType(op string, s *core.System, size uint64, prop driver.Allocat
 		return driver.CallMemCreate, r, nil
 	}
 	defer give(h)
-	handle, r := s.Drv.MemExportToShareableHandle(h.Driver, t)
+	handle, r := s.Drv.MemExportToShareableHandle(h.memory.driver, t)
 	if s.Observe(r, on...) != driver.Success {
 		return driver.CallMemExportToShareableHandle, r, nil
 	}

@@ -38,6 +38,11 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 	if err := Exportable(op, t, h.Asked, h.Imported, h.Size); err != nil {
 		return s, err
 	}
+	d, err := h.Use(op) // before the memory is marked: other memory would not be
+	if err != nil {
+		return s, err
+	}
+	defer h.Done()
 	if !h.share() {
 		return s, errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: asked + " with what an earlier owner left in them",
 			Hint: "export memory of your own: what a pool recycles is never exported"})
@@ -46,7 +51,7 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 		return s, errs.New(errs.Failure{Op: op, Call: driver.CallMemExportToShareableHandle, Result: r, Asked: asked})
 	}
 	sys := h.System()
-	s, r := sys.Drv.MemExportToShareableHandle(h.Driver, t)
+	s, r := sys.Drv.MemExportToShareableHandle(d, t)
 	if r != driver.Success {
 		return s, sys.CallError(op, driver.CallMemExportToShareableHandle, r, asked, h.Devices()...)
 	}
@@ -138,13 +143,24 @@ func take(op string, s *core.System, from driver.ShareableHandle, t driver.Handl
 	return h, nil
 }
 
-// Granted are the properties that the driver says the memory has.
+// Granted returns the properties that the memory was created with in fact, of imported
+// memory those that it is known to have.
 func (h *Handle) Granted(op string) (driver.AllocationProp, error) {
 	if h.Imported {
 		return h.Asked, nil
 	}
+	return h.Reported(op)
+}
+
+// Reported returns the properties that the driver reports for the memory.
+func (h *Handle) Reported(op string) (prop driver.AllocationProp, err error) {
+	d, err := h.Use(op)
+	if err != nil {
+		return prop, err
+	}
+	defer h.Done()
 	sys := h.System()
-	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(h.Driver)
+	prop, r := sys.Drv.MemGetAllocationPropertiesFromHandle(d)
 	if r != driver.Success {
 		return prop, sys.CallError(op, driver.CallMemGetAllocationPropertiesFromHandle, r, errs.Bytes(h.Size), h.Devices()...)
 	}

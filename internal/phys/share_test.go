@@ -48,7 +48,7 @@ func TestExportedMemoryIsMarkedForEver(t *testing.T) {
 	require.False(t, h.Recycle(), "another process may hold it")
 	again, err := phys.Import("test", sys, int(file.Fd()), 2*mib)
 	require.NoError(t, err)
-	require.NotEqual(t, h.ID, again.ID)
+	require.NotEqual(t, h.ID(), again.ID())
 	require.True(t, again.Exported())
 	require.False(t, again.Recycle())
 	require.Equal(t, driver.Location{Type: driver.LocationDevice}, again.Asked.Location)

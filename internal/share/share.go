@@ -3,11 +3,11 @@
 // buffers of imported memory. Users never import it and no public signature
 // needs it: vmm.Buffer embeds a [Holder], and [Of] looks inside.
 //
-// # Chunks and their generations
+// # Chunks and their identities
 //
-// A chunk is a counted *phys.Handle, and its generation is the handle's ID. No
-// two handles of a process ever have the same ID, so memory that is made later at
-// the same offset is never mistaken for the memory before it.
+// A chunk is a counted *phys.Handle with an ID. No two pieces of memory in a process ever
+// have the same ID, so memory that comes later, at the same offset or even in the same
+// handle, is never mistaken for the memory before it.
 package share
 
 import (
@@ -114,11 +114,18 @@ type About struct {
 	Followed bool
 }
 
-// Chunk is a piece of physical memory at its place in a buffer. Its size is
-// the handle's, and so is its generation (Handle.ID).
+// Chunk is a piece of physical memory at its place in a buffer. Its size is the handle's,
+// and ID is the identity that the handle's memory had when the chunk was viewed.
 type Chunk struct {
 	Handle *phys.Handle
+	ID     uint64
 	Offset uint64
+}
+
+// ChunkOf returns a chunk of memory, and retains it.
+func ChunkOf(h *phys.Handle, off uint64) Chunk {
+	h.Retain()
+	return Chunk{h, h.ID(), off}
 }
 
 // View is a consistent list of chunks in the order of their offsets, each retained.
