@@ -207,7 +207,7 @@ func ImportArray[T any](d *cuda.Device, offer Offer, o ImportOptions) (*vmm.Arra
 	}
 	a, err := vmm.ArrayOf[T](b)
 	if err != nil {
-		return nil, errors.Join(err, b.Close())
+		return nil, share.Of(b).Abandon("handles.ImportArray", err)
 	}
 	return a, nil
 }

@@ -2,9 +2,7 @@ package handles
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -51,20 +49,16 @@ func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o Im
 // receiveBuffer receives a run of chunks. It calls use with the buffer before it tells
 // the peer that the memory is mapped.
 func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
-	got, err := receive(ctx, op, c, d, o, want, func(i *importing) (io.Closer, error) {
+	return receive(ctx, op, c, d, o, want, func(i *importing) (*vmm.Buffer, error) {
 		b, err := i.Buffer(share.ImportOptions{Length: i.length, Hint: o.Hint, Align: o.Align})
 		if err != nil {
 			return nil, err
 		}
 		if err := use(b); err != nil {
-			return nil, errors.Join(err, b.Close())
+			return nil, share.Of(b).Abandon(op, err)
 		}
 		return b, nil
 	})
-	if err != nil {
-		return nil, err
-	}
-	return got.(*vmm.Buffer), nil
 }
 
 // importing is offered memory while it is being imported.
@@ -73,9 +67,9 @@ type importing struct {
 	length uint64 // in use, in bytes
 }
 
-// receive receives one transfer. build makes the object of the imported chunks.
+// receive receives one transfer. build makes the buffer of the imported chunks.
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
-	build func(*importing) (io.Closer, error)) (io.Closer, error) {
+	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
 	switch {
 	case core.SystemOf(d) == nil:
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
@@ -91,7 +85,7 @@ func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o Imp
 }
 
 func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOptions, want Descriptor,
-	build func(*importing) (io.Closer, error)) (io.Closer, error) {
+	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
 	if err := c.turn(ctx, op, c.taking); err != nil {
 		return nil, err
 	}
@@ -117,7 +111,7 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 		_ = c.tell(ctx, op, reasonMessage(wire.Declined, t.number, err))
 	}
 	if got != nil {
-		err = errors.Join(err, got.Close())
+		err = share.Of(got).Abandon(op, err)
 	}
 	return nil, err
 }
@@ -145,7 +139,7 @@ func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error)
 
 // accept checks, imports and maps the offered memory.
 func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
-	build func(*importing) (io.Closer, error)) (io.Closer, error) {
+	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
 	declared, err := parseOffer(t.offer)
 	if err != nil {
 		return nil, err

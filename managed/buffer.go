@@ -109,7 +109,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 			m.unfenced = true // what could not be waited for is waited for when it is freed
 			m.mu.Unlock()
 			sys.Left("managed memory", int(m.size), driver.Device(d.Ordinal()), undo, func() error { return m.releaseLater(op) })
-			err = fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", err, undo)
+			err = core.UndoError(err, undo)
 		}
 	}()
 	b = &Buffer{Range: Range{h: &handle{m: m}, n: m.size}, from: from}

@@ -77,6 +77,14 @@ func (b *Buffer) teardown(op string) error {
 	return nil
 }
 
+// Abandon implements share.Memory.
+func (b *buffer) Abandon(op string, cause error) error {
+	b.closer.Life.Close()
+	b.gone.Store(true)
+	b.Untrack()
+	return b.discard(op, cause, nil)
+}
+
 // wait waits for the devices that have access to the buffer as far as the driver is
 // concerned.
 func (b *buffer) wait(op string) error {

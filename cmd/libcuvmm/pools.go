@@ -86,7 +86,7 @@ func openPool(device, limit int) (uint64, error) {
 	if all := pools.Load(); all != nil {
 		for _, other := range *all {
 			if err := errors.Join(e.grant(other.dev), other.grant(dev)); err != nil {
-				return 0, errors.Join(err, p.Close())
+				return 0, errors.Join(err, p.Close()) // an empty pool, which has nothing of the driver's
 			}
 		}
 	}
@@ -144,6 +144,9 @@ func closePool(handle uint64) error {
 	}
 	for _, s := range *e.streams.Load() {
 		err = errors.Join(err, s.Close())
+	}
+	if err != nil {
+		return err // closing the pool again closes the other streams
 	}
 	changeLocked(func(all map[uint64]*entry) { delete(all, handle) })
 	return err

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -20,11 +21,11 @@ func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := b.Grow(bytes); err != nil {
-		return 0, errors.Join(err, b.Close())
+	if err = b.Grow(bytes); err == nil {
+		err = e.addSegment(b)
 	}
-	if err = e.addSegment(b); err != nil {
-		return 0, errors.Join(err, b.Close())
+	if err != nil {
+		return 0, share.Of(b).Abandon("cuvmm_segment_alloc", err)
 	}
 	return uintptr(b.Ptr()), nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -73,11 +74,11 @@ func Share(ctx context.Context, g *Group, a Agreement, d *cuda.Device, mine *vmm
 			continue
 		}
 		if all[r], err = importFrom(p, a, d, o.Import); err != nil {
-			return nil, closeAll(all, g.failAt(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
+			return nil, abandonAll(all, g.failAt(importedStep, fmt.Errorf("memory of rank %d: %w", r, err)))
 		}
 	}
 	if err := g.Barrier(ctx, importedStep); err != nil {
-		return nil, closeAll(all, err)
+		return nil, abandonAll(all, err)
 	}
 	return all, nil
 }
@@ -95,11 +96,11 @@ func importFrom(p Contribution, a Agreement, d *cuda.Device, o handles.ImportOpt
 	return handles.ImportBuffer(d, offer, o)
 }
 
-// closeAll closes the buffers that there are, and returns err with what else failed.
-func closeAll(all []*vmm.Buffer, err error) error {
+// abandonAll gives back the buffers that there are, after a step that failed with err.
+func abandonAll(all []*vmm.Buffer, err error) error {
 	for _, b := range all {
 		if b != nil {
-			err = errors.Join(err, b.Close())
+			err = share.Of(b).Abandon("rendezvous.Share", err)
 		}
 	}
 	return err

@@ -88,9 +88,6 @@ func (f *follower) attach(k *line) error {
 	w, err := f.fits(k, said, r.page)
 	if err != nil {
 		k.leave(said.token, r.mailbox)
-		if w != nil {
-			f.keepStuck(w)
-		}
 		return err
 	}
 	// Nothing uses the word that is replaced, and no stream waits for it. The generations of
@@ -118,17 +115,8 @@ func (f *follower) attach(k *line) error {
 	f.mu.Unlock()
 	f.words.Unlock()
 	t.serial, t.busy = 0, nil
-	if err := old.close(opFollower); err != nil {
-		f.keepStuck(old)
-	}
+	_ = old.drop(opFollower, nil) // what the driver refuses is a leftover, and the log has it
 	return nil
-}
-
-// keepStuck keeps a word that could not be closed, for Close to try again.
-func (f *follower) keepStuck(w *fenceWord) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.stuck = append(f.stuck, w)
 }
 
 // fits checks that the publication is of the kind that was followed, and opens the new

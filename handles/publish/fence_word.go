@@ -1,12 +1,13 @@
 package publish
 
 import (
-	"fmt"
+	"errors"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
@@ -19,6 +20,8 @@ type fenceWord struct {
 	slot int           // of the page's words
 	ctx  *core.Context // nil if the page is not registered
 	base driver.Ptr
+	// closing receives the outcome of closeLater's close.
+	closing chan error
 }
 
 // streamWords reports whether the device's streams write and wait for words.
@@ -26,9 +29,7 @@ func streamWords(d *cuda.Device) bool {
 	return core.SystemOf(d).Attribute(driver.Device(d.Ordinal()), driver.AttrStreamMemOps64) > 0
 }
 
-// newFenceWord takes ownership of the page unless it returns nil. After an error it may
-// return a word whose page is still registered: only its close may unmap that, because
-// the driver would go on with whatever is mapped there next.
+// newFenceWord takes over the page, even if it fails.
 func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, error) {
 	w := &fenceWord{page: p}
 	if !streamWords(d) {
@@ -36,25 +37,23 @@ func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, er
 	}
 	c, err := core.ContextOf(op, d)
 	if err != nil {
-		return nil, err
+		return nil, w.drop(op, err)
 	}
-	sys := c.System()
-	asked := func() string { return "a page that is shared with another process" }
-	if r := sys.Drv.MemHostRegister(c.Handle, p.Pointer(), p.Size(), driver.HostRegisterPortable|driver.HostRegisterDeviceMap); r != driver.Success {
-		return nil, c.CallError(op, driver.CallMemHostRegister, r, asked())
+	drv := c.System().Drv
+	if r := drv.MemHostRegister(c.Handle, p.Pointer(), p.Size(), driver.HostRegisterPortable|driver.HostRegisterDeviceMap); r != driver.Success {
+		return nil, w.drop(op, c.CallError(op, driver.CallMemHostRegister, r, sharedPage))
 	}
-	at, r := sys.Drv.MemHostGetDevicePointer(c.Handle, p.Pointer())
+	w.ctx = c
+	at, r := drv.MemHostGetDevicePointer(c.Handle, p.Pointer())
 	if r != driver.Success {
-		err := c.CallError(op, driver.CallMemHostGetDevicePointer, r, asked())
-		if undo := sys.Drv.MemHostUnregister(c.Handle, p.Pointer()); undo != driver.Success {
-			w.ctx = c
-			return w, fmt.Errorf("%w (and undoing it failed: %w)", err, c.CallError(op, driver.CallMemHostUnregister, undo, asked()))
-		}
-		return nil, err
+		return nil, w.drop(op, c.CallError(op, driver.CallMemHostGetDevicePointer, r, sharedPage))
 	}
-	w.ctx, w.base = c, at
+	w.base = at
 	return w, nil
 }
+
+// sharedPage names the page in errors.
+const sharedPage = "a page that is shared with another process"
 
 func (w *fenceWord) value() *atomic.Uint64 { return w.page.Word(w.slot) }
 
@@ -70,9 +69,42 @@ func (w *fenceWord) close(op string) error {
 	if c := w.ctx; c != nil {
 		unregister := func() driver.Result { return c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()) }
 		if r := c.Teardown(unregister); r != driver.Success {
-			return c.CallError(op, driver.CallMemHostUnregister, r, "a page that is shared with another process")
+			return c.CallError(op, driver.CallMemHostUnregister, r, sharedPage)
 		}
 		w.ctx = nil
 	}
+	// Only now: the driver would go on with whatever is mapped there next.
 	return w.page.Close()
+}
+
+// closeLater is close for the reclaimer, which must not wait: until a goroutine has closed
+// the word it returns life.ErrAgain.
+func (w *fenceWord) closeLater(op string) error {
+	if w.closing == nil {
+		closing := make(chan error, 1)
+		w.closing = closing
+		go func() { closing <- w.close(op) }()
+	}
+	select {
+	case err := <-w.closing:
+		w.closing = nil
+		return err
+	default:
+		return life.ErrAgain
+	}
+}
+
+// drop closes a word that no stream uses, after an operation that failed with cause. What
+// the driver refuses is one of the System's leftovers.
+func (w *fenceWord) drop(op string, cause error) error {
+	c := w.ctx
+	err := w.close(op)
+	switch {
+	case err == nil:
+		return cause
+	case c == nil: // the system does not unmap the page
+		return errors.Join(cause, err)
+	}
+	c.System().Left("host page", 0, c.Device, err, func() error { return w.closeLater(op) })
+	return core.UndoError(cause, err)
 }

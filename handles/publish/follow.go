@@ -95,7 +95,7 @@ func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, 
 	}
 	a, err := vmm.ArrayOf[T](f.buffer)
 	if err != nil {
-		return nil, errors.Join(err, f.close())
+		return nil, f.abandon(err)
 	}
 	f.client = k
 	f.start()
@@ -145,7 +145,7 @@ func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name strin
 		err = f.build(op, name, r.page, want)
 	}
 	if err != nil {
-		return nil, errors.Join(err, f.close())
+		return nil, f.abandon(err)
 	}
 	return f, nil
 }
@@ -172,8 +172,28 @@ func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
 	return uint64(o.Reserve+gran-1) / uint64(gran) * uint64(gran), nil
 }
 
-// build makes the memory, the word and the stream. After an error the caller closes the
-// follower, which releases what was made.
+// abandon gives back what was made of a follower that has not started, after an operation
+// that failed with cause.
+func (f *follower) abandon(cause error) error {
+	f.end()
+	f.k.leave(f.token, f.mailbox)
+	if f.hold != nil {
+		f.hold.Release()
+	}
+	if f.memory != nil {
+		cause = f.memory.Abandon(opFollow, cause)
+	}
+	if f.stream != nil {
+		cause = dropStream(f.stream, cause)
+	}
+	if f.word != nil {
+		cause = f.word.drop(opFollow, cause)
+	}
+	return cause
+}
+
+// build makes the memory, the word and the stream. After an error the caller abandons the
+// follower.
 func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	if err := want.of(op, name, &f.about); err != nil {
 		return err
@@ -205,19 +225,18 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	return err
 }
 
-// openWord makes the follower's word of the page that the server sent. After an error it
-// may return a word to close: see newFenceWord.
+// openWord makes the follower's word of the page that the server sent.
 func (k *line) openWord(op string, d *cuda.Device, page *peer.FD, slot uint32) (*fenceWord, error) {
 	shared, err := k.openPage(op, page, slot)
 	if err != nil {
 		return nil, err
 	}
 	w, err := newFenceWord(op, d, shared)
-	if w == nil {
-		return nil, errors.Join(err, shared.Close())
+	if err != nil {
+		return nil, err
 	}
 	w.slot = int(slot)
-	return w, err
+	return w, nil
 }
 
 // openPage maps the page that the server sent, which must have the word. Anything else

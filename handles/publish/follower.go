@@ -47,11 +47,9 @@ type follower struct {
 	end     context.CancelFunc
 	running sync.WaitGroup
 	// quiet is closed when CloseAfter's goroutine has ended. released is the end of the
-	// buffer's closing that CloseAfter began. unregistered receives the outcome of
-	// unregistering the word.
-	quiet        chan struct{}
-	released     cuda.Completion
-	unregistered chan error
+	// buffer's closing that CloseAfter began.
+	quiet    chan struct{}
+	released cuda.Completion
 
 	word   *fenceWord
 	stream *cuda.Stream // waits for the word; nil if the CPU does
@@ -89,8 +87,6 @@ type follower struct {
 	taking context.Context
 	take   context.CancelFunc
 	over   chan struct{}
-	// stuck are words of earlier connections that could not be unregistered.
-	stuck []*fenceWord
 	// received are the views that arrived, back to the last that is complete. Of those up to
 	// generation cut something was taken back since, or the publisher changed.
 	received []shown
@@ -395,7 +391,7 @@ func (f *follower) shownNow() shown {
 	return f.shown[len(f.shown)-1]
 }
 
-// close is Follower.Close. It also releases a follower that was made only in part.
+// close is Follower.Close.
 func (f *follower) close() error {
 	f.end() // and with it all waits
 	return f.closer.Close(func() error {
@@ -414,12 +410,6 @@ func (f *follower) close() error {
 				return err
 			}
 			f.buffer = nil
-		}
-		for len(f.stuck) > 0 {
-			if err := f.stuck[0].close(opFollower); err != nil {
-				return err
-			}
-			f.stuck = f.stuck[1:]
 		}
 		if f.word != nil {
 			if err := f.word.close(opFollower); err != nil {
@@ -522,18 +512,9 @@ func (f *follower) teardown() error {
 	if f.word == nil {
 		return nil
 	}
-	if f.unregistered == nil { // on a goroutine, because the driver waits for all work of the context
-		over := make(chan error, 1)
-		f.unregistered = over
-		go func() { over <- f.word.close(opFollower) }()
-	}
-	select {
-	case err := <-f.unregistered:
-		if f.unregistered = nil; err == nil {
-			f.word = nil
-		}
+	if err := f.word.closeLater(opFollower); err != nil {
 		return err
-	default:
-		return life.ErrAgain
 	}
+	f.word = nil
+	return nil
 }

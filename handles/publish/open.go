@@ -2,7 +2,6 @@ package publish
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -34,7 +33,7 @@ func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o 
 	}
 	a, err := vmm.ArrayOf[T](b)
 	if err != nil {
-		return nil, errors.Join(err, b.Close())
+		return nil, share.Of(b).Abandon(op, err)
 	}
 	return a, nil
 }

@@ -102,14 +102,7 @@ func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 	}
 	if g.word, err = newFenceWord(op, d, shared); err != nil {
 		p.leave(g)
-		err = errors.Join(err, g.fd.Close())
-		if g.word == nil {
-			return nil, errors.Join(err, shared.Close())
-		}
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.stuck = append(p.stuck, g)
-		return nil, err
+		return nil, errors.Join(err, g.fd.Close())
 	}
 	return g, nil
 }

@@ -147,7 +147,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 			return p, nil
 		}
 		exchange.Warm.Leave()
-		err = errors.Join(err, p.timeline.close(), p.mem.Release())
+		err = errors.Join(p.timeline.drop(err), p.mem.Release())
 	}
 	p.hold.Release()
 	return nil, err

@@ -98,6 +98,22 @@ func (t *timeline) later(op string, do func() error) error {
 	return nil
 }
 
+// drop is close for a timeline that has written nothing, after an operation that failed with
+// cause.
+func (t *timeline) drop(cause error) error {
+	if t.stream == nil {
+		return cause
+	}
+	return dropStream(t.stream, cause)
+}
+
+// dropStream closes a stream without work, after an operation that failed with cause.
+func dropStream(s *cuda.Stream, cause error) error {
+	u := core.SystemOf(s.Device()).NewUndo(driver.Device(s.Device().Ordinal()))
+	u.Own("stream", 0, s.Close)
+	return u.After(cause)
+}
+
 // close closes the stream, and waits for its writes.
 func (t *timeline) close() error {
 	if t.stream == nil {

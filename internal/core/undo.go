@@ -116,9 +116,16 @@ func (u *Undo) After(cause error) error {
 	case errors.Is(err, life.ErrAgain):
 		u.sys.giveBackBehind(new(Fence), l)
 		return cause
-	case cause == nil:
-		return fmt.Errorf("undoing failed, which System.Drain tries again: %w", err)
 	default:
-		return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
+		return UndoError(cause, err)
 	}
+}
+
+// UndoError returns the error of an operation that failed with cause, and left something
+// (System.Left) because the driver refused it with err.
+func UndoError(cause, err error) error {
+	if cause == nil {
+		return fmt.Errorf("undoing failed, which System.Drain tries again: %w", err)
+	}
+	return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
 }

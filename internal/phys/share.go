@@ -217,7 +217,7 @@ func releaseAll(op string, handles []*Handle) error {
 // Abandon is ReleaseAll after an operation that failed with cause.
 func Abandon(op string, cause error, handles ...*Handle) error {
 	if err := releaseAll(op, handles); err != nil {
-		return fmt.Errorf("%w (and undoing it failed, which System.Drain tries again: %w)", cause, err)
+		return core.UndoError(cause, err)
 	}
 	return cause
 }

@@ -49,6 +49,11 @@ type Memory interface {
 	// Committed (cuda.ErrOutOfRange).
 	SetLen(op string, n uint64) error
 
+	// Abandon gives back a buffer that no user has, and on whose memory no work was
+	// submitted, after an operation that failed with cause. It waits for nothing, and what
+	// the driver refuses is one of the System's leftovers.
+	Abandon(op string, cause error) error
+
 	// Own turns a buffer that follows a publication into an ordinary one: its user sets
 	// the length, and it grows with memory of this process's own.
 	// It must have been imported for writing (cuda.ErrNotPermitted).
