@@ -91,9 +91,12 @@ var sharings = []struct {
 	}},
 }
 
-// TestEveryFailureOfSharing has every driver call of either side fail, and every
-// call behind it too: both sides learn of it, nothing is left on either, and the
-// connection goes on.
+// undoing are the calls that give back what a transfer built.
+var undoing = []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"}
+
+// TestEveryFailureOfSharing has every driver call of either side fail, alone, with a call
+// behind it, and with all that undo: both sides learn of it, nothing is left on either once
+// the driver takes everything again, and the connection goes on.
 func TestEveryFailureOfSharing(t *testing.T) {
 	peertest.NoLeak(t)
 	near, far := peertest.Pair(t, peer.Options{})
@@ -140,6 +143,7 @@ func TestEveryFailureOfSharing(t *testing.T) {
 						now := x.s.Stats()
 						now.SharedReleased, now.SharedReleasedBytes = before[i].SharedReleased, before[i].SharedReleasedBytes
 						require.Equal(t, before[i], now, at)
+						require.Empty(t, x.s.Leftovers(), at)
 						require.Equal(t, now.Allocations, x.m.Live()[sim.KindAllocation], at)
 						require.Equal(t, now.Mappings, x.m.Live()[sim.KindMapping], at)
 						require.Equal(t, now.Reservations, x.m.Live()[sim.KindReservation], at)
@@ -173,6 +177,9 @@ func TestEveryFailureOfSharing(t *testing.T) {
 					}
 					for j := 0; j < 6 && calls > k+1+j; j++ {
 						run(first, sim.Fault{After: k + j, Result: cuda.Code(driver.Unknown)})
+					}
+					for _, undo := range undoing {
+						run(first, sim.Fault{Call: undo, Times: -1, Result: cuda.Code(driver.Unknown)})
 					}
 				}
 				require.NotZero(t, failed)

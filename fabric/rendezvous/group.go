@@ -20,8 +20,8 @@ const DefaultTimeout = 30 * time.Second
 // farewell bounds how long a rank that gives up waits for the outcome of the step.
 const farewell = time.Second
 
-// moment bounds how long the event of another rank's end may lag behind its effects.
-const moment = time.Second
+// defaultLag is the default of Group.lag.
+const defaultLag = time.Second
 
 // Options configure a group. The zero value works.
 type Options struct {
@@ -51,6 +51,7 @@ func (o Options) withDefaults() Options {
 type Group struct {
 	transport Transport
 	timeout   time.Duration
+	lag       time.Duration // how long the event of another rank's end may lag behind its effects
 
 	// mu is held throughout a step.
 	mu      sync.Mutex
@@ -65,7 +66,7 @@ type Group struct {
 
 // New makes a group over a transport and takes ownership of it.
 func New(t Transport, o Options) *Group {
-	return &Group{transport: t, timeout: o.withDefaults().Timeout, state: newState(t.Size()), closed: make(chan struct{}),
+	return &Group{transport: t, timeout: o.withDefaults().Timeout, lag: defaultLag, state: newState(t.Size()), closed: make(chan struct{}),
 		arrived: make([]Contribution, t.Size())}
 }
 
@@ -305,7 +306,7 @@ func (g *Group) failAt(name string, met error) error {
 		return g.broken
 	}
 	g.asked = name
-	ctx, cancel := context.WithTimeout(context.Background(), min(moment, g.timeout))
+	ctx, cancel := context.WithTimeout(context.Background(), min(g.lag, g.timeout))
 	defer cancel()
 	for g.state.end == nil && len(g.state.lost()) == 0 && g.take(ctx) == nil {
 		continue

@@ -20,22 +20,34 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// walkFailures lets each driver call of an operation fail, one after the other. run makes
-// the machine, and calls begin before the operation and end after it. Every machine is
-// checked for leaks when its test ends.
-func walkFailures(t *testing.T, run func(t *testing.T, begin func(*sim.Machine), end func())) {
+// walkFailures lets each driver call of an operation fail, one after the other: alone, and
+// while the driver refuses one of the calls that undo. run makes the machine, and calls begin
+// before the operation and end after it. Every machine is checked for leaks when its test ends.
+func walkFailures(t *testing.T, undoing []string, run func(t *testing.T, begin func(*sim.Machine), end func())) {
 	for k := 0; ; k++ {
 		var calls atomic.Int64
 		t.Run(fmt.Sprintf("call %d", k), func(t *testing.T) {
-			var struck *sim.Machine
-			run(t, func(m *sim.Machine) {
-				struck = m
-				m.OnCall(func(string) { calls.Add(1) })
-				m.Inject(sim.Fault{After: k, Result: cuda.Code(driver.Unknown)})
-			}, func() {
-				struck.ClearFaults()
-				struck.OnCall(nil)
-			})
+			for _, undo := range append([]string{""}, undoing...) {
+				t.Run(undo, func(t *testing.T) {
+					t.Parallel()
+					var struck *sim.Machine
+					var made atomic.Int64
+					run(t, func(m *sim.Machine) {
+						struck = m
+						m.OnCall(func(string) { made.Add(1) })
+						m.Inject(sim.Fault{After: k, Result: cuda.Code(driver.Unknown)})
+						if undo != "" {
+							m.Inject(sim.Fault{Call: undo, Times: -1, Result: cuda.Code(driver.Unknown)})
+						}
+					}, func() {
+						struck.ClearFaults()
+						struck.OnCall(nil)
+					})
+					if undo == "" {
+						calls.Store(made.Load())
+					}
+				})
+			}
 		})
 		if t.Failed() {
 			return
@@ -103,7 +115,8 @@ var smallChunks = sim.Options{Devices: []sim.DeviceOptions{{Granularity: 64 << 1
 func TestEveryFailureOfFollowing(t *testing.T) {
 	for _, comesBack := range []bool{false, true} {
 		t.Run(fmt.Sprintf("it comes back: %v", comesBack), func(t *testing.T) {
-			walkFailures(t, func(t *testing.T, begin func(*sim.Machine), end func()) {
+			undoing := []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree", "cuMemHostUnregister", "cuStreamDestroy", "cuEventDestroy"}
+			walkFailures(t, undoing, func(t *testing.T, begin func(*sim.Machine), end func()) {
 				ctx := peertest.Context(t)
 				_, publishers := sim.Open(t, smallChunks)
 				m, sys := sim.Open(t, smallChunks)
@@ -155,7 +168,7 @@ func TestEveryFailureOfFollowing(t *testing.T) {
 // Whatever fails while a publication is taken over: the next attempt succeeds, and what
 // it publishes can be followed.
 func TestEveryFailureOfTakingOver(t *testing.T) {
-	walkFailures(t, func(t *testing.T, begin func(*sim.Machine), end func()) {
+	walkFailures(t, []string{"cuMemRelease", "cuStreamDestroy"}, func(t *testing.T, begin func(*sim.Machine), end func()) {
 		ctx := peertest.Context(t)
 		o := newOrphans(t)
 		o.endPublisher()
