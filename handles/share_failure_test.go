@@ -94,6 +94,38 @@ var sharings = []struct {
 // undoing are the calls that give back what a transfer built.
 var undoing = []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"}
 
+// A buffer that is mapped when its sender goes has no user, so the System gives it back, even
+// if the driver refuses that at first.
+func TestReceivedMemoryWhoseSenderGoesIsGivenBack(t *testing.T) {
+	for _, undo := range undoing {
+		near, far := peertest.Pair(t, peer.Options{})
+		from, to := newSide(t, near), newSide(t, far)
+		b, err := vmm.NewBuffer(from.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})
+		require.NoError(t, err)
+		closeLater(t, b)
+		require.NoError(t, gputest.Err(b.AppendUndefined(3*64<<10)))
+		before := to.s.Stats()
+		to.m.Inject(sim.Fault{Call: undo, Result: cuda.Code(driver.Unknown)})
+		var once sync.Once
+		to.m.OnCall(func(call string) {
+			if call == "cuMemMap" {
+				once.Do(func() { require.NoError(t, near.Close()) })
+			}
+		})
+		var group errgroup.Group
+		group.Go(func() error { return handles.SendBuffer(peertest.Context(t), near, b) })
+		_, err = handles.ReceiveBuffer(peertest.Context(t), far, to.d, handles.ImportOptions{})
+		require.ErrorIs(t, err, peer.ErrGone)
+		require.ErrorContains(t, err, undo)
+		require.Error(t, group.Wait())
+		to.m.ClearFaults()
+		require.NoError(t, to.s.Drain(t.Context()))
+		now := to.s.Stats()
+		now.SharedReleased, now.SharedReleasedBytes = before.SharedReleased, before.SharedReleasedBytes
+		require.Equal(t, before, now, undo)
+	}
+}
+
 // TestEveryFailureOfSharing has every driver call of either side fail, alone, with a call
 // behind it, and with all that undo: both sides learn of it, nothing is left on either once
 // the driver takes everything again, and the connection goes on.

@@ -20,8 +20,8 @@ import (
 var undoing = []string{"", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree"}
 
 // TestEveryFailureOfShare has each driver call of one rank's Share fail, alone and while the
-// driver refuses what undoes: all ranks learn of it, and once the driver takes everything
-// again nothing is left.
+// drivers of all ranks refuse what undoes: all ranks learn of it, and once the drivers take
+// everything again nothing is left.
 func TestEveryFailureOfShare(t *testing.T) {
 	calls := failingShare(t, 0, 0, "")
 	require.Greater(t, calls, 10)
@@ -38,7 +38,8 @@ func TestEveryFailureOfShare(t *testing.T) {
 }
 
 // failingShare has two of three ranks share a buffer, while the k-th driver call of a rank
-// fails, counted from 1, and every call undo. It returns how many calls the rank made.
+// fails, counted from 1, and every call undo of every rank. It returns how many calls the
+// rank made.
 func failingShare(t *testing.T, rank, k int, undo string) int {
 	groups, err := InProcess(3, Options{Timeout: patience})
 	require.NoError(t, err)
@@ -56,22 +57,29 @@ func failingShare(t *testing.T, rank, k int, undo string) int {
 		require.NoError(t, err)
 		require.NoError(t, gputest.Err(mine[r].AppendUndefined(2<<16)))
 	}
-	before := devices[rank].System().Stats()
+	var before [3]cuda.Stats
+	for r, d := range devices {
+		before[r] = d.System().Stats()
+	}
 	var calls atomic.Int64
 	machines[rank].OnCall(func(string) { calls.Add(1) })
 	if k > 0 {
 		machines[rank].Inject(sim.Fault{After: k - 1, Result: cuda.Code(driver.Unknown)})
 	}
 	if undo != "" {
-		machines[rank].Inject(sim.Fault{Call: undo, Times: -1, Result: cuda.Code(driver.Unknown)})
+		for _, m := range machines {
+			m.Inject(sim.Fault{Call: undo, Times: -1, Result: cuda.Code(driver.Unknown)})
+		}
 	}
 	var all [3][]*vmm.Buffer
 	failed := together(groups, func(g *Group) (err error) {
 		all[g.Rank()], err = Share(t.Context(), g, Agreement{Handle: vmm.Fabric}, devices[g.Rank()], mine[g.Rank()], ShareOptions{})
 		return err
 	})
-	machines[rank].ClearFaults()
 	machines[rank].OnCall(nil)
+	for _, m := range machines {
+		m.ClearFaults()
+	}
 	at := fmt.Sprintf("%s: %v", undo, failed)
 	for r := range groups {
 		require.Equal(t, failed[0] == nil, failed[r] == nil, at)
@@ -81,13 +89,13 @@ func failingShare(t *testing.T, rank, k int, undo string) int {
 			}
 		}
 	}
-	sys := devices[rank].System()
-	_ = sys.Drain(t.Context()) // returns the errors of teardowns that failed
-	require.NoError(t, sys.Drain(t.Context()), at)
-	now := sys.Stats()
-	now.SharedReleased, now.SharedReleasedBytes = before.SharedReleased, before.SharedReleasedBytes
-	require.Equal(t, before, now, at)
 	for r, g := range groups {
+		sys := devices[r].System()
+		_ = sys.Drain(t.Context()) // returns the errors of teardowns that failed
+		require.NoError(t, sys.Drain(t.Context()), at)
+		now := sys.Stats()
+		now.SharedReleased, now.SharedReleasedBytes = before[r].SharedReleased, before[r].SharedReleasedBytes
+		require.Equal(t, before[r], now, at)
 		require.NoError(t, g.Close(), at)
 		if mine[r] != nil {
 			require.NoError(t, mine[r].Close(), at)
