@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -60,11 +61,15 @@ func TestClaims(t *testing.T) {
 	undo()
 	require.ElementsMatch(t, []claim{{id, 4, gone}, other}, read())
 
-	process := exec(t)
+	process, end := exec(t)
 	write(claim{id, 4, process})
 	taken, _, err = at.take(ctx, "test", id)
 	require.NoError(t, err)
 	require.False(t, taken)
+	end() // its parent, this process, has not collected it
+	taken, _, err = at.take(ctx, "test", id)
+	require.NoError(t, err)
+	require.True(t, taken)
 	foreign := self
 	foreign.Namespace++
 	write(claim{id, 4, foreign})
@@ -90,22 +95,30 @@ func TestAReplacedFolderIsNotTakenOver(t *testing.T) {
 	require.NoError(t, server.Close())
 }
 
-// exec starts a process that lives as long as the test.
-func exec(t *testing.T) sock.ProcessID {
+// exec starts a process that lives until end. It is collected after the test.
+func exec(t *testing.T) (id sock.ProcessID, end func()) {
 	t.Helper()
 	self, err := sock.Self()
 	require.NoError(t, err)
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
-	p, err := os.StartProcess("/bin/cat", []string{"cat"}, &os.ProcAttr{Files: []*os.File{r, nil, nil}})
+	p, err := os.StartProcess("/bin/cat", []string{"cat"}, &os.ProcAttr{Files: []*os.File{r, os.Stdout, os.Stderr}})
 	require.NoError(t, err)
 	require.NoError(t, r.Close())
-	t.Cleanup(func() {
+	start, err := sock.Started(p.Pid)
+	require.NoError(t, err)
+	id = sock.ProcessID{PID: uint32(p.Pid), Namespace: self.Namespace, Start: start}
+	process, err := id.Open()
+	require.NoError(t, err)
+	end = sync.OnceFunc(func() {
 		require.NoError(t, w.Close())
+		require.NoError(t, process.Wait(peertest.Context(t)))
+		require.NoError(t, process.Close())
+	})
+	t.Cleanup(func() {
+		end()
 		_, err := p.Wait()
 		require.NoError(t, err)
 	})
-	start, err := sock.Started(p.Pid)
-	require.NoError(t, err)
-	return sock.ProcessID{PID: uint32(p.Pid), Namespace: self.Namespace, Start: start}
+	return id, end
 }

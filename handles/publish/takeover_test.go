@@ -508,3 +508,24 @@ func TestATakeOverBeforeTheFirstAnnouncement(t *testing.T) {
 	reader.Wait()
 	heir.Wait()
 }
+
+// The same if something was announced that was never complete. Its generation is not used again.
+func TestATakeOverOfNothingComplete(t *testing.T) {
+	p := newPlace(t)
+	publisher, heir, reader := newKin(t, p), newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	heir.do("follow", 0)
+	reader.do("follow", 0)
+	publisher.do("settle", 2)
+	publisher.do("unfinished", 1000)
+	publisher.do("settle", 2)
+	publisher.Kill()
+	is := heir.do("take over", 0)
+	require.Zero(t, is.Generation)
+	require.Zero(t, is.Len)
+	heir.do("append", 500)
+	require.EqualValues(t, 2, reader.do("until", 500).Generation)
+	reader.do("check", 0)
+	reader.Wait()
+	heir.Wait()
+}

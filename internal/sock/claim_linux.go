@@ -72,7 +72,7 @@ func Self() (ProcessID, error) {
 }
 
 // Open opens a process of this process's pid namespace. It returns nil if the process has
-// ended.
+// ended, even if its parent has not collected it.
 func (id ProcessID) Open() (*Process, error) {
 	n, err := unix.PidfdOpen(int(id.PID), unix.PIDFD_NONBLOCK)
 	if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.EINVAL) {
@@ -84,7 +84,7 @@ func (id ProcessID) Open() (*Process, error) {
 	p := &Process{os.NewFile(uintptr(n), "process")}
 	// The descriptor names the process that has the number now; its start tells them apart.
 	start, err := Started(int(id.PID))
-	if err == nil && start == id.Start {
+	if err == nil && start == id.Start && !over(n) {
 		return p, nil
 	}
 	_ = p.Close()

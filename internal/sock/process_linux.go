@@ -49,8 +49,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	defer stop()
 	ended := false
 	err = raw.Read(func(n uintptr) bool {
-		got, err := unix.Poll([]unix.PollFd{{Fd: int32(n), Events: unix.POLLIN}}, 0)
-		ended = err == nil && got > 0
+		ended = over(int(n))
 		return ended
 	})
 	switch {
@@ -60,6 +59,12 @@ func (p *Process) Wait(ctx context.Context) error {
 		return ctx.Err()
 	}
 	return errors.Join(err, fmt.Errorf("the process's descriptor was closed"))
+}
+
+// over reports whether the process of a descriptor has ended.
+func over(n int) bool {
+	got, err := unix.Poll([]unix.PollFd{{Fd: int32(n), Events: unix.POLLIN}}, 0)
+	return err == nil && got > 0
 }
 
 // Dup returns another descriptor of the process.

@@ -320,6 +320,14 @@ def _owner(folder: File, path: str, own: bool) -> int:
     return s.st_uid
 
 
+def check_folder(folder: Optional[int], path: str) -> None:
+    """Refuses a socket whose path has another folder now than the open one."""
+    there = os.path.dirname(path)
+    now = _folder(there)
+    if folder is None or not os.path.sameopenfile(folder, now.number):
+        raise PeerError(f"folder {there!r} is another one than the server's", "leave the server's in its place: its processes agree there on who publishes")
+
+
 def absolute(path: str) -> str:
     """Returns the path of a socket, which stays the same when this process changes its folder."""
     text = os.fspath(path)
@@ -426,7 +434,7 @@ class Listener(OfProcess):
         self._name, self.timeout = os.path.basename(self.path), _checked(timeout)
         self._state = State.OPEN
         self._undo = Undo()
-        self._accepting = threading.Lock()
+        self._accepting, self._locking = threading.Lock(), threading.Lock()
         self._socket: Optional[socket.socket] = None
         self._entry: Optional[Tuple[int, int]] = None
         self._stop: Optional[socket.socket] = None
@@ -441,7 +449,7 @@ class Listener(OfProcess):
                 self._folder = self._undo.own(File())
                 self._folder.open(os.dup, folder)
             _owner(self._folder, os.path.dirname(self.path), True)
-            with self._locked():
+            with self.locked():
                 self._replace_stale()
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
                 self._socket.bind(f"/proc/self/fd/{self._folder.number}/{self._name}")
@@ -457,7 +465,7 @@ class Listener(OfProcess):
     def _give_back(self) -> None:
         """Removes the socket if it is this listener's, and closes everything."""
         if self._socket is not None and self._folder.live:
-            with contextlib.suppress(Error, OSError), self._locked():
+            with contextlib.suppress(Error, OSError), self.locked():
                 mine = self._entry or self._bound()
                 if mine is not None and self._look() == mine:
                     os.unlink(self._name, dir_fd=self._folder.number)
@@ -472,20 +480,22 @@ class Listener(OfProcess):
         return self._look() if self._socket is not None and self._socket.getsockname() else None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[int]:
+        """The lock of the socket's folder, whose descriptor it yields. The threads of a process share that, so they take turns."""
         until = time.monotonic() + self.timeout
-        while True:
+        with self._locking:
+            while True:
+                try:
+                    fcntl.flock(self._folder.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() >= until:
+                        raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process that holds it") from None
+                    time.sleep(0.001)
             try:
-                fcntl.flock(self._folder.number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                if time.monotonic() >= until:
-                    raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process that holds it") from None
-                time.sleep(0.001)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._folder.number, fcntl.LOCK_UN)
+                yield self._folder.number
+            finally:
+                fcntl.flock(self._folder.number, fcntl.LOCK_UN)
 
     def _look(self) -> Optional[Tuple[int, int]]:
         try:

@@ -49,7 +49,7 @@ class Progress:
 
     def next(self, s: Shown, batch: int) -> Optional[View]:
         """Returns the next view, or None if the follower needs none now."""
-        if self._out is not None or self.reached == s.generation:
+        if self._out is not None or self.reached >= s.generation:
             return None
         keep = common(self._has, s.chunks)
         low = s.length if self._low is None else min(self._low, s.length)

@@ -67,7 +67,8 @@ class Heritage(NamedTuple):
     name: str
     publication: bytes
     generation: int
-    length: int
+    complete: int  # the last generation that is complete, 0 for none
+    length: int  # of that
     chunks: Tuple[Chunk, ...]
     about: Descriptor
     kind: ElementType
@@ -806,8 +807,8 @@ class Follower(OfProcess):
         with self._lock:
             if self._closing:
                 raise ClosedError("the follower is closed")
-            length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))[1]
-            return Heritage(self._options.name, self._publication, self._replica.generation, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
+            complete, length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))
+            return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
                             self._range, self._undo, self._users, self._kept)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -10,6 +11,7 @@ from ctypes import c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _page, _streams, _wire
+from ._claims import Claims
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
 from ._progress import Progress, Shown
@@ -70,8 +72,10 @@ class Publication(OfProcess):
         else:
             generation = before.generation + 1
             self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
+            if not before.complete:  # there is nothing to show before the first announcement
+                self._view = Shown(0, 0, 0, ())
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
-        self._last = self._view.generation  # the last number that was spent
+        self._last = self._view.generation if before is None else before.generation + 1  # the last number that was spent
 
     def open(self) -> None:
         """Claims the memory, and makes the stream that writes the words."""
@@ -590,7 +594,8 @@ class Server(OfProcess):
         The elements of the last complete generation become the next generation. The publication's ``memory`` has the
         follower's address, grows with memory of this process, and belongs to the caller. The follower is closed; its
         arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with ``write=True``
-        and ``keep_descriptors=True``.
+        and ``keep_descriptors=True``. It raises SupersededError if the follower missed that another process, which has not
+        ended, took the publication over; once that has ended it can be called again.
         """
         self._check_process()
         if self._before is None or not follower.of(self._before):
@@ -598,10 +603,18 @@ class Server(OfProcess):
         h = follower.heritage(self._listener.timeout)
         with self._lock:
             self._check_name(h.name)
-            memory = Shared(h.kind, h.device, h.users)
-            memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
-            p = Publication(self, h.name, memory, writable, h)
-            return self._add(p, follower)
+            with self._listener.locked() as folder:
+                before = Claims(folder, self.path).take(h.publication)
+            try:
+                memory = Shared(h.kind, h.device, h.users)
+                memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
+                p = Publication(self, h.name, memory, writable, h)
+                return self._add(p, follower)
+            except BaseException:
+                if not follower.adopted:
+                    with contextlib.suppress(Error), self._listener.locked() as folder:
+                        Claims(folder, self.path).restore(h.publication, before)
+                raise
 
     def publications(self) -> List[Publication]:
         self._check_process()
@@ -698,6 +711,7 @@ def take_over(client: Client, timeout: Optional[float] = None) -> Server:
     if not client.path:
         raise NotSupported("a client whose socket is not known", "make it with connect")
     client.await_end(timeout)
+    _conn.check_folder(client.folder(), client.path)
     try:
         server = Server(client.path, _folder=client.folder())
     except PeerError as e:

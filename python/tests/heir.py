@@ -1,7 +1,9 @@
 """A process that publishes, follows and takes over by commands on its standard input. Element i is i.
 
-    publish SOCKET    publishes "table" at once
+    publish SOCKET    publishes "table" at once, and announces 1000 elements
+    silent SOCKET     publishes "table" at once, and announces nothing
     inherit SOCKET NAME, grow NAME LENGTH, unfinished NAME LENGTH
+    end               gives the socket back, and keeps the memory
 """
 
 import sys
@@ -17,11 +19,12 @@ def grow(p: cuvmm.Publication, length: int) -> None:
 
 
 published = None
-if sys.argv[1] == "publish":
+if sys.argv[1] in ("publish", "silent"):
     memory = cuvmm.empty(0, "uint32", reserve=64 << 20)
     published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True)
-    grow(published, 1000)
-    published.announce()
+    if sys.argv[1] == "publish":
+        grow(published, 1000)
+        published.announce()
 print("ready", flush=True)
 for line in sys.stdin:
     what, *words = line.split()
@@ -30,14 +33,20 @@ for line in sys.stdin:
         table = client.follow(words[1], write=True, keep_descriptors=True, reserve=64 << 20)
         table.next()
         print("following", flush=True)
-        published = cuvmm.take_over(client).adopt(table, writable=True)
+        server = cuvmm.take_over(client)
+        published = server.adopt(table, writable=True)
         print(len(published.memory), flush=True)
         continue
     assert published is not None
+    if what == "end":
+        server.close()
+        print("done", flush=True)
+        continue
     grow(published, int(words[1]))
     if what == "grow":
         published.announce()
     else:  # a generation whose word is never written
         with published._lock:
-            published._show(published._view._replace(generation=2, ordered=2, length=int(words[1]), chunks=published.memory.show(int(words[1]))))
+            generation = published._spend()
+            published._show(published._view._replace(generation=generation, ordered=generation, length=int(words[1]), chunks=published.memory.show(int(words[1]))))
     print("done", flush=True)

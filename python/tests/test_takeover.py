@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import subprocess
@@ -9,9 +10,10 @@ import sys
 import time
 import unittest
 from array import array as numbers
-from typing import List, Union
+from typing import Iterator, Union
 
 import cuvmm
+from cuvmm._claims import Claim, Claims, _started, decode, encode
 
 from .go import GoTest, Peer
 from .support import DriverTest, await_that, environment, root_text
@@ -46,6 +48,15 @@ class Heir:
         for f in (self.process.stdin, self.process.stdout):
             assert f is not None
             f.close()
+
+
+@contextlib.contextmanager
+def open_folder(path: str) -> Iterator[int]:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def reach(table: cuvmm.Follower, length: int) -> None:
@@ -169,6 +180,33 @@ class TakingOver(GoTest):
             publisher.kill()
 
 
+    def test_a_sleeper_is_told_who_took_over(self) -> None:
+        """Whoever took over in between still has the memory, although it gave the socket back."""
+        for language in ("Go", "Python"):
+            with self.subTest(language):
+                socket = self.path(language)
+                publisher = self.heir("publish", socket)
+                client = cuvmm.connect(socket)
+                sleeper = client.follow("table", write=True, keep_descriptors=True)
+                sleeper.next(timeout=60)
+                heir: Union[Heir, Peer] = self.peer() if language == "Go" else self.heir("follow")
+                heir.start("inherit", socket, "table")
+                self.assertEqual(heir.read(), "following")
+                publisher.kill()
+                self.assertEqual(heir.read(), "1000")
+                heir.done("end")
+                with cuvmm.take_over(client, timeout=60) as server:
+                    with self.assertRaisesRegex(cuvmm.SupersededError, f"^process {heir.process.pid} took the publication over"):
+                        server.adopt(sleeper)
+                    heir.process.kill()
+                    heir.process.wait()
+                    published = server.adopt(sleeper)
+                    self.assertEqual(len(published.memory), 1000)
+                    with open(socket + ".owners", "rb") as f:
+                        self.assertEqual([(c.epoch, c.pid) for c in decode(f.read())], [(2, os.getpid())])
+                published.memory.close()
+
+
 class Rules(DriverTest):
     def heir(self, *args: str) -> Heir:
         h = Heir(*args)
@@ -211,6 +249,58 @@ class Rules(DriverTest):
         with self.assertRaises(cuvmm.ClosedError):
             cuvmm.take_over(first)
 
+    def test_claims(self) -> None:
+        """The file's form is that of docs/protocol.md, and nothing else is read. A process that ended counts no more."""
+        publication = bytes([1, *[0] * 14, 2])
+        raw = encode([Claim(publication, 3, 4711, 5, 6)])
+        self.assertEqual(raw.hex(), "6375764f010001000000" + publication.hex() + "030000000000000067120000" + "05000000000000000600000000000000")
+        self.assertEqual(decode(raw), [Claim(publication, 3, 4711, 5, 6)])
+        for bad in (raw[:-1], raw + b"\0", raw[1:], raw[:4], b"cuvO\x02\x00" + raw[6:], b"cuvO\x01\x00\xff\xff\xff\xff" + raw[10:]):
+            with self.assertRaises(cuvmm.ProtocolError):
+                decode(bad)
+        socket = self.path()
+        with cuvmm.Server(socket), open_folder(os.path.dirname(socket)) as folder:
+            claims = Claims(folder, socket)
+            before = claims.take(publication)
+            self.assertIsNone(before)
+            mine, = claims._read()
+            claims.restore(publication, before)
+            self.assertEqual(claims._read(), [])
+            other, gone = Claim(bytes(16), 1, *mine[2:]), mine._replace(epoch=4, start=mine.start - 1)
+            claims._write([gone, other])
+            self.assertEqual(claims.take(publication), gone)
+            self.assertEqual(claims._read(), [other, mine._replace(epoch=5)])
+            claims.restore(publication, gone)
+            self.assertEqual(claims._read(), [other, gone])
+            with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+                start = _started(process.pid)
+                assert start is not None
+                claims._write([mine._replace(pid=process.pid, start=start)])
+                with self.assertRaises(cuvmm.SupersededError):
+                    claims.take(publication)
+                process.kill()
+                os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the end of the block
+                claims.take(publication)
+            claims._write([mine._replace(namespace=mine.namespace + 1)])
+            with self.assertRaises(cuvmm.NotSupported):
+                claims.take(publication)
+            with open(socket + ".owners", "wb") as f:
+                f.write(b"cuvX")
+            with self.assertRaisesRegex(cuvmm.ProtocolError, "owners"):
+                claims.take(publication)
+
+    def test_another_folder(self) -> None:
+        """Processes agree on who publishes in the folder in which they met."""
+        there = os.path.join(self.folder, "there")
+        publisher = self.heir("publish", os.path.join(there, "socket"))
+        client = cuvmm.connect(os.path.join(there, "socket"))
+        publisher.kill()
+        os.rename(there, there + ".old")
+        os.mkdir(there, 0o700)
+        with self.assertRaises(cuvmm.PeerError):
+            cuvmm.take_over(client, timeout=60)
+        client.close()
+
     def test_elements_that_were_never_complete_are_not_taken_over(self) -> None:
         publisher = self.heir("publish", self.path())
         client = cuvmm.connect(self.path())
@@ -226,6 +316,36 @@ class Rules(DriverTest):
                 self.assertEqual(seen.next(timeout=60), 3)
                 self.assertEqual(seen.array[998:].tolist(), [998, 999])
         published.memory.close()
+
+    def test_nothing_that_was_complete(self) -> None:
+        """A publication without a complete generation is taken over as one: no follower is shown an array without elements."""
+        for unfinished in (False, True):
+            with self.subTest(unfinished=unfinished):
+                socket = self.path(f"unfinished {unfinished}")
+                publisher = self.heir("silent", socket)
+                client, other = cuvmm.connect(socket), cuvmm.connect(socket, reconnect=True)
+                table, seen = client.follow("table", write=True, keep_descriptors=True), other.follow("table")
+                if unfinished:
+                    publisher.done("unfinished", "table", 1000)
+                    await_that(lambda: table._replica.generation == 1 and seen._replica.generation == 1, "both have what is not complete")
+                publisher.kill()
+                with cuvmm.take_over(client, timeout=60) as server:
+                    published = server.adopt(table)
+                    self.assertEqual((published.generation, len(published.memory)), (0, 0))
+                    with cuvmm.connect(socket) as late, late.follow("table") as fresh:
+                        for f in (fresh, seen):
+                            with self.assertRaises(cuvmm.WaitTimeout):
+                                f.next(timeout=0.2)
+                        published.memory.resize(500)
+                        published.memory.array.write(numbers("I", range(500)))
+                        generation = published.announce()
+                        for f in (fresh, seen):
+                            self.assertEqual(f.next(timeout=60), generation)
+                            self.assertEqual(f.array[498:].tolist(), [498, 499])
+                    published.withdraw()
+                seen.close()
+                other.close()
+                published.memory.close()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@
 //	follow SOCKET NAME         follows, and prints each generation, length, sum
 //	track SOCKET NAME          the same across publishers, until one withdraws
 //	inherit SOCKET NAME        follows, prints "following", and takes over when the publisher dies
+//	end                        gives the socket back, and keeps the memory
 //	write SOCKET NAME VALUE    follows for writing, and sets the first element
 //	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
 //	lease LENGTH               leases an array by fabric handles, and prints the offer
@@ -118,6 +119,8 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.track(ctx, name, arg(2))
 	case "inherit":
 		return p.inherit(ctx, name, arg(2))
+	case "end":
+		return "done", p.server.Close()
 	case "write":
 		return "done", p.write(ctx, name, arg(2), uint32(n))
 	case "send":
