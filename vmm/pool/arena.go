@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/epoch"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
@@ -106,8 +107,8 @@ func (a *arena) release() {
 		// the shard's list.
 		sh.mu.Lock()
 		sh.arena, sh.serial = nil, 0
-		sh.pass(sh.epoch)
-		sh.epoch++
+		sh.clock.SetManual(false)
+		sh.clock.Pass(sh.clock.End())
 		sh.offer()
 		sh.mu.Unlock()
 	}
@@ -143,8 +144,7 @@ func (a *arena) begin(op string, c *Capture) error {
 	a.holds++
 	for _, sh := range a.shards {
 		sh.mu.Lock()
-		sh.sealed = sh.epoch
-		sh.epoch++
+		sh.sealed = sh.clock.End()
 		sh.serial = a.serial
 		sh.mu.Unlock()
 	}
@@ -155,13 +155,13 @@ func (a *arena) begin(op string, c *Capture) error {
 // stream has it back at once; what other streams of the capture use waits for the end.
 // Outside of the capture it waits for its own stream, too, since the next capture is not
 // ordered behind that.
-func (p *Pool) freeCaptured(b Block, used ...point) error {
+func (p *Pool) freeCaptured(b Block, used ...epoch.Point) error {
 	err := p.freeOfArena(b, used)
 	p.verify()
 	return err
 }
 
-func (p *Pool) freeOfArena(b Block, used []point) error {
+func (p *Pool) freeOfArena(b Block, used []epoch.Point) error {
 	h, sh := b.h, b.h.home.shard
 	if e := h.home.ext; e != nil && e.node != nil {
 		if err := sh.retireOnce(b, used); err != nil {
@@ -181,8 +181,7 @@ func (p *Pool) freeOfArena(b Block, used []point) error {
 	if c == nil && !sh.stream.Gone() {
 		own := p.attach(sh.stream)
 		own.mu.Lock()
-		until = append(until, point{own, own.epoch})
-		own.touched = own.epoch
+		until = append(until, epoch.Point{Clock: &own.clock, Epoch: own.clock.Touch()})
 		own.mu.Unlock()
 	}
 	// Stale and waiting, or free, in one step: a Check meets nothing in between.
@@ -193,15 +192,15 @@ func (p *Pool) freeOfArena(b Block, used []point) error {
 	}
 	sh.retire(h, used)
 	if len(until) == 0 {
-		sh.put(h, sh.epoch)
+		sh.put(h, sh.clock.Now())
 	} else {
-		sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: until, capture: c})
+		sh.keepWaiting(waiting{h: h, epoch: sh.clock.Now(), until: until, capture: c})
 	}
 	return nil
 }
 
 // retireOnce is retire, unless the block is stale.
-func (sh *shard) retireOnce(b Block, used []point) error {
+func (sh *shard) retireOnce(b Block, used []epoch.Point) error {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if b.h.gen != b.gen {

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/epoch"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
@@ -126,7 +127,7 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 		return p.freeCaptured(b)
 	}
 	sh.retire(h, nil)
-	sh.put(h, sh.epoch)
+	sh.put(h, sh.clock.Now())
 	sh.mu.Unlock()
 	p.verify()
 	return nil
@@ -163,7 +164,7 @@ func (p *Pool) stale(b Block) error {
 // on which an operation on the block may have failed after it was submitted.
 func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) error {
 	h := b.h
-	points := make([]point, 0, len(streams)+len(late))
+	points := make([]epoch.Point, 0, len(streams)+len(late))
 	add := func(st *core.Stream) error {
 		if st == h.home.shard.stream || st.Gone() {
 			return nil
@@ -173,8 +174,7 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) e
 			return err
 		}
 		sh.mu.Lock()
-		points = append(points, point{sh, sh.epoch})
-		sh.touched = sh.epoch
+		points = append(points, epoch.Point{Clock: &sh.clock, Epoch: sh.clock.Touch()})
 		sh.mu.Unlock()
 		return nil
 	}
@@ -205,9 +205,9 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) e
 	}
 	sh.retire(h, points)
 	if len(points) == 0 {
-		sh.put(h, sh.epoch)
+		sh.put(h, sh.clock.Now())
 	} else {
-		sh.keepWaiting(waiting{h: h, epoch: sh.epoch, until: points})
+		sh.keepWaiting(waiting{h: h, epoch: sh.clock.Now(), until: points})
 	}
 	sh.mu.Unlock()
 	p.verify()

@@ -144,7 +144,7 @@ func (p *Pool) prime(st *core.Stream) error {
 	if err := p.firstRegion(sh); err != nil {
 		return p.refusalOf(captureOp, err)
 	}
-	sh.advance()
+	sh.clock.Advance()
 	p.look(p.offering(sh))
 	return nil
 }

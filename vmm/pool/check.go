@@ -152,7 +152,9 @@ func (c *checker) shard(sh *shard) {
 	c.must(bytes == sh.waiting.bytes, "a shard counts %d bytes of waiting blocks and has %d", sh.waiting.bytes, bytes)
 	c.must(sh.offers || sh.arena != nil || !sh.has(), "a shard has what others could use, and does not say so")
 	c.must(sh.offers == slices.Contains(c.p.offers, sh), "a shard offers: %t, and is listed otherwise", sh.offers)
-	c.must(sh.passed.Load() < sh.epoch && sh.touched <= sh.epoch, "epochs: passed %d, touched %d, now %d", sh.passed.Load(), sh.touched, sh.epoch)
+	if err := sh.clock.Check(); err != nil {
+		c.must(false, "%v", err)
+	}
 	if sh.watch != nil && sh.watch.sites != nil {
 		c.must(len(sh.watch.sites) == int(sh.live), "%d stacks of %d blocks", len(sh.watch.sites), sh.live)
 	}

@@ -6,8 +6,6 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
@@ -35,7 +33,7 @@ func (p *Pool) close() error {
 		return err
 	}
 	for _, sh := range p.all() {
-		if err := sh.await(); err != nil {
+		if err := sh.clock.Await(closeOp); err != nil {
 			p.open()
 			return err
 		}
@@ -98,46 +96,6 @@ func (p *Pool) open() {
 		sh.closed = false
 		sh.mu.Unlock()
 	}
-}
-
-// await waits until everything that was freed on the stream, or named it, has
-// passed. Asking how far the stream is does not wait for that.
-func (sh *shard) await() error {
-	sh.mu.Lock()
-	epoch := sh.epoch
-	pending := sh.touched > sh.passed.Load()
-	sh.epoch++
-	sh.mu.Unlock()
-	if pending && !sh.stream.Gone() && !sh.lost() {
-		if err := sh.wait(); err != nil && !sh.lost() {
-			return err
-		}
-	}
-	sh.markMu.Lock()
-	defer sh.markMu.Unlock()
-	if sh.fence != nil && sh.fenced <= epoch {
-		sh.fence.Release()
-		sh.fence = nil
-	}
-	sh.pass(epoch)
-	return nil
-}
-
-// wait waits for the work that is on the stream.
-func (sh *shard) wait() error {
-	sys, ctx := sh.pool.sys, sh.stream.Ctx
-	if sh.stream.Use(closeOp, sys) != nil { // its Close runs, and has perhaps not waited yet
-		return sys.WaitDevices(closeOp, []driver.Device{ctx.Device})
-	}
-	defer sh.stream.Release()
-	m, capturing, err := sh.stream.Mark(closeOp)
-	if capturing {
-		return core.CapturingError(closeOp, sh.stream)
-	}
-	if err != nil {
-		return err
-	}
-	return m.Wait(closeOp)
 }
 
 // giveBack unmaps and releases everything. Nothing is live, and nothing runs.

@@ -115,7 +115,7 @@ func (r *region) back(i int) driver.Ptr {
 }
 
 // clearable reports whether the span is an old place that the GPU has passed.
-func (s *span) clearable() bool { return s.freedBy != nil && s.epoch <= s.freedBy.passed.Load() }
+func (s *span) clearable() bool { return s.freedBy != nil && s.freedBy.clock.Passed(s.epoch) }
 
 // gap is address space between two spans.
 type gap struct {

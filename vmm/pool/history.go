@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/epoch"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
@@ -145,10 +146,10 @@ type event struct {
 }
 
 // add keeps what happened to a block, whose shard's lock is held.
-func (r *ring) add(kind trace.Kind, h *header, used []point) {
+func (r *ring) add(kind trace.Kind, h *header, used []epoch.Point) {
 	e := event{kind: kind, tag: h.tag, time: time.Now(), ptr: h.at(), bytes: h.asked(), stream: h.home.shard.stream.Handle}
 	for _, u := range used {
-		e.used = append(e.used, u.shard.stream.Handle)
+		e.used = append(e.used, u.Clock.Stream().Handle)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -275,7 +276,7 @@ func (w *watch) allocated(h *header) {
 }
 
 // freed records a block that is not live any more. The caller holds the shard's lock.
-func (w *watch) freed(h *header, used []point) {
+func (w *watch) freed(h *header, used []epoch.Point) {
 	if w.stats != nil {
 		w.stats.freed(w, h)
 	}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/epoch"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
@@ -115,10 +116,10 @@ func TestWhatIsInFlightIsAskedOnce(t *testing.T) {
 	require.NoError(t, busy.Memset(late.Ptr(), 1, 1))
 	require.NoError(t, p.Free(late))
 
-	sh, behind := b.h.home.shard, late.h.home.shard
-	require.Equal(t, []*shard{behind}, p.lag(sh))
+	sh, behind := b.h.home.shard, &late.h.home.shard.clock
+	require.Equal(t, []*epoch.Clock{behind}, p.lag(sh))
 	m.ResetCounts()
-	require.Equal(t, []*shard{behind}, p.lag(sh))
+	require.Equal(t, []*epoch.Clock{behind}, p.lag(sh))
 	require.False(t, p.look(p.offering(sh)))
 	require.Equal(t, 1, m.Count("cuEventQuery"))
 

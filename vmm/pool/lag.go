@@ -4,6 +4,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/epoch"
 )
 
 // Memory that changes its stream waits for the GPU. A pool that made new memory
@@ -17,28 +19,28 @@ import (
 // although enough is free on other streams. It is a variable for tests.
 var mostLag = 100 * time.Millisecond
 
-// lag returns shards that the GPU is about to pass, and that chunks wait for which
+// lag returns clocks that the GPU is about to move on, and that chunks wait for which
 // the shard could have: free ones of others, or those of waiting blocks. Of many such
-// shards it returns some.
-func (p *Pool) lag(sh *shard) (promise []*shard) {
-	var behind []*shard
+// clocks it returns some.
+func (p *Pool) lag(sh *shard) (promise []*epoch.Clock) {
+	var behind []*epoch.Clock
 	p.mu.Lock()
 	p.eachOffer(func(o *shard) bool {
 		if o.waiting.bytes >= p.chunk {
 			behind = slices.AppendSeq(behind, maps.Keys(o.waiting.streams))
 		}
-		if o != sh && o.touched > o.passed.Load() && o.hasChunk() {
-			behind = append(behind, o)
+		if o != sh && o.clock.Behind() && o.hasChunk() {
+			behind = append(behind, &o.clock)
 		}
 		return true
 	})
 	p.mu.Unlock()
-	behind = slices.DeleteFunc(behind, (*shard).stalled)
+	behind = slices.DeleteFunc(behind, (*epoch.Clock).Stalled)
 	for len(promise) == 0 && len(behind) > 0 {
 		n := min(len(behind), mostAsked)
-		for _, o := range behind[:n] {
-			if o.promises() {
-				promise = append(promise, o)
+		for _, c := range behind[:n] {
+			if c.Promises() {
+				promise = append(promise, c)
 			}
 		}
 		behind = behind[n:]
@@ -82,35 +84,10 @@ func (r *escalation) catchUp() bool {
 			return false
 		}
 		if !r.lagging.pause(mostLag, r.sleep) {
-			for _, o := range behind {
-				o.stall()
+			for _, c := range behind {
+				c.Stall()
 			}
 			return false
 		}
-	}
-}
-
-// promises reports whether an event is in flight, and records one if there is none. It does
-// not ask about the one in flight: the request that waits for it does.
-func (sh *shard) promises() bool {
-	sh.markMu.Lock()
-	inFlight := sh.fence != nil
-	sh.markMu.Unlock()
-	return inFlight || sh.advance()
-}
-
-// stalled reports whether a request has waited for the event in flight in vain.
-func (sh *shard) stalled() bool {
-	sh.markMu.Lock()
-	defer sh.markMu.Unlock()
-	return sh.fence != nil && sh.stalledAt == sh.fenced
-}
-
-// stall notes that a request has waited for the event in flight in vain.
-func (sh *shard) stall() {
-	sh.markMu.Lock()
-	defer sh.markMu.Unlock()
-	if sh.fence != nil {
-		sh.stalledAt = sh.fenced
 	}
 }

@@ -156,7 +156,7 @@ func (p *Pool) release(g *growth) {
 func (p *Pool) gatherPassed(sh *shard, g *growth) {
 	p.eachOffer(func(o *shard) bool {
 		if o != sh {
-			p.cut(o, g, o.passed.Load())
+			p.cut(o, g, o.clock.Last())
 		}
 		return g.have < g.n
 	})

@@ -159,7 +159,7 @@ const piece = 8
 func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	p.mu.Lock()
 	for i, r := range p.deferred {
-		if r.epoch > r.shard.passed.Load() {
+		if !r.shard.clock.Passed(r.epoch) {
 			continue
 		}
 		if r.chunks() > piece {
@@ -266,12 +266,12 @@ func (p *Pool) askDeferred() {
 	p.mu.Lock()
 	ask := map[*shard]bool{}
 	for _, r := range p.deferred {
-		if r.epoch > r.shard.passed.Load() {
+		if !r.shard.clock.Passed(r.epoch) {
 			ask[r.shard] = true
 		}
 	}
 	p.mu.Unlock()
 	for sh := range ask {
-		sh.advance()
+		sh.clock.Advance()
 	}
 }

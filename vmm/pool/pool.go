@@ -33,7 +33,7 @@ import (
 //	               meanwhile
 //	Capture.calls  shared by the calls that make and free nodes, exclusive for End
 //	region.turn    over the calls that map and unmap in a region
-//	shard.markMu   held over the calls that record and query the shard's event
+//	shard.clock    its own lock, held over the calls that record and query its event
 //	mu             regions, spans, lists of shards
 //	shard.mu       a shard's blocks; two are never held at once
 //	offersMu, holding, upkeep.mu, Capture.mu   leaves

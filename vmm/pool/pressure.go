@@ -181,7 +181,7 @@ func (p *Pool) all() []*shard {
 func (p *Pool) advanceAll() (inFlight bool) {
 	for _, sh := range p.all() {
 		sh.settle()
-		inFlight = sh.advance() || inFlight
+		inFlight = sh.clock.Advance() || inFlight
 		sh.settle()
 		// A block that waits for a stream further on in the list is had at the next look.
 		sh.mu.Lock()
@@ -199,7 +199,7 @@ func (p *Pool) waits() bool {
 	}
 	for _, sh := range p.all() {
 		sh.mu.Lock()
-		waits := sh.waiting.n > 0 || sh.arena == nil && sh.touched > sh.passed.Load()
+		waits := sh.waiting.n > 0 || sh.arena == nil && sh.clock.Behind()
 		sh.mu.Unlock()
 		if waits {
 			return true

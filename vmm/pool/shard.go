@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/epoch"
 )
 
 // shard is one stream's part of the pool: its blocks, and the memory that was
@@ -14,18 +15,16 @@ import (
 //
 // # Which shard may have freed memory
 //
-// Every free extent and slab carries the epoch of its last free.
-// When another stream wants the memory, or it is to be unmapped, the shard ends
-// its epoch, then records an event on its stream. Once the event has passed,
-// all that was freed in that epoch or earlier has passed. At most one event is
-// in flight, and none is recorded before it is needed.
+// Every free extent and slab carries the epoch of its last free on the stream's clock
+// (internal/epoch). When another stream wants the memory, or it is to be unmapped, that
+// epoch must have passed.
 //
 // # Locks
 //
 // mu guards the blocks. Warm requests take no other lock and make no driver
 // call. The pool's locks come before it; of two shards only one is locked at a
-// time. markMu guards the event, comes before mu, and is held over the driver
-// calls that record and ask it.
+// time. The clock's lock comes before mu, and is held over the driver calls that record
+// and query its event.
 type shard struct {
 	pool   *Pool
 	stream *core.Stream
@@ -33,10 +32,7 @@ type shard struct {
 
 	mu     sync.Mutex
 	closed bool
-	epoch  uint64
-	// touched is the epoch of the last free, or of the last use of another
-	// shard's block that a free named.
-	touched uint64
+	clock  epoch.Clock // stamps what is freed, and other shards' blocks that the stream used
 
 	partial []*slab // with room, by class
 	empty   []slabChunk
@@ -63,17 +59,14 @@ type shard struct {
 	watch     *watch // statistics, history and stacks; nil without them
 
 	former []*slab // that lost their chunks, for later ones of their classes
-
-	markMu sync.Mutex
-	fence  *core.Fence // of the epoch that ended last, until it passes
-	fenced uint64
-	// stalledAt is the fenced epoch that a request has waited for in vain.
-	stalledAt uint64
-	passed    atomic.Uint64 // every epoch up to this one has passed
 }
 
 func (p *Pool) newShard(st *core.Stream, a *arena) *shard {
-	sh := &shard{pool: p, stream: st, arena: a, epoch: 1, partial: make([]*slab, len(p.classes.sizes))}
+	sh := &shard{pool: p, stream: st, arena: a, partial: make([]*slab, len(p.classes.sizes))}
+	sh.clock.Init(st, p.sys, epoch.Owner{Locker: &sh.mu, Op: "vmm/pool",
+		Lost:   func() bool { return p.lost() != driver.Success },
+		Passed: func() { p.passes.Add(1) },
+	}, a != nil)
 	sh.free.rand = 1
 	sh.watch = p.newWatch()
 	return sh
@@ -170,8 +163,8 @@ func (sh *shard) another(class int) *slab {
 
 // retire makes a block stale, which other streams used up to those points. The
 // caller holds mu.
-func (sh *shard) retire(h *header, used []point) {
-	sh.touched = sh.epoch
+func (sh *shard) retire(h *header, used []epoch.Point) {
+	sh.clock.Touch()
 	h.gen++
 	sh.live--
 	sh.requested -= h.asked()
@@ -193,70 +186,6 @@ func (sh *shard) put(h *header, epoch uint64) {
 	sh.hot = e
 	sh.offer() // once it rests no more it may be a chunk with what is beside it
 }
-
-// advance asks whether what was freed so far has passed, and records an event
-// if none is in flight. It reports whether one is. It never waits, and never
-// touches a stream that captures: then nothing is known yet.
-func (sh *shard) advance() (inFlight bool) {
-	sh.markMu.Lock()
-	defer sh.markMu.Unlock()
-	if sh.fence != nil {
-		if !sh.fence.Passed() && !sh.lost() {
-			return true
-		}
-		sh.fence.Release()
-		sh.fence = nil
-		sh.pass(sh.fenced)
-	}
-	sh.mu.Lock()
-	epoch := sh.epoch
-	if sh.arena != nil || sh.passed.Load() >= sh.touched {
-		sh.mu.Unlock()
-		return false
-	}
-	sh.epoch++
-	sh.mu.Unlock()
-	if sh.stream.Gone() || sh.lost() {
-		sh.pass(epoch)
-		return false
-	}
-	const op = "vmm/pool"
-	if sh.stream.Use(op, sh.pool.sys) != nil {
-		return false // it is being closed, and waits for its work
-	}
-	defer sh.stream.Release()
-	m, capturing, err := sh.stream.Mark(op)
-	if capturing || err != nil {
-		return false
-	}
-	f := new(core.Fence)
-	f.Add(m)
-	if f.Passed() {
-		sh.pass(epoch)
-		return false
-	}
-	sh.fence, sh.fenced = f, epoch
-	return true
-}
-
-// pass makes every epoch up to this one passed.
-func (sh *shard) pass(epoch uint64) {
-	raise(&sh.passed, epoch)
-	sh.pool.passes.Add(1)
-}
-
-// lost reports whether the context of the stream or of the memory is lost, so that
-// nothing uses the memory any more.
-func (sh *shard) lost() bool {
-	return sh.stream.Ctx.Lost() != driver.Success || sh.pool.lost() != driver.Success
-}
-
-type point struct {
-	shard *shard
-	epoch uint64
-}
-
-func (p point) passed() bool { return p.shard.passed.Load() >= p.epoch }
 
 // prune forgets shards that have nothing left and whose stream is gone or whose arena is
 // retired, unless it did so when there were half as many. The caller

@@ -121,7 +121,7 @@ func (p *Pool) Snapshot() Snapshot {
 		sh.mu.Lock()
 		s.Streams = append(s.Streams, StreamSummary{
 			Stream: uintptr(sh.stream.Handle), Blocks: int(sh.live), Requested: int(sh.requested), Waiting: sh.waiting.n,
-			Unpassed: sh.touched > sh.passed.Load(), Arena: sh.arena != nil,
+			Unpassed: sh.clock.Behind(), Arena: sh.arena != nil,
 		})
 		sh.mu.Unlock()
 	}

@@ -162,7 +162,7 @@ func (sh *shard) safe() uint64 {
 	if sh.arena != nil {
 		return sh.sealed
 	}
-	return sh.passed.Load()
+	return sh.clock.Last()
 }
 
 // mostAsked are how many streams a request asks at a time.
@@ -176,7 +176,7 @@ func (p *Pool) offering(sh *shard) (behind []*shard) {
 	seen := 0
 	p.eachOffer(func(o *shard) bool {
 		seen++
-		if o.waiting.n > 0 || o != sh && o.touched > o.passed.Load() {
+		if o.waiting.n > 0 || o != sh && o.clock.Behind() {
 			behind = append(behind, o)
 		}
 		return len(behind) < mostAsked
@@ -194,7 +194,7 @@ func (p *Pool) look(behind []*shard) bool {
 	before := p.passes.Load()
 	for _, o := range behind {
 		o.settle()
-		o.advance()
+		o.clock.Advance()
 		o.settle()
 	}
 	return p.passes.Load() != before

@@ -77,7 +77,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	p.mu.Lock()
 	p.eachOffer(func(sh *shard) bool {
 		for len(all) < most {
-			c, ok := sh.spareSlab(sh.passed.Load())
+			c, ok := sh.spareSlab(sh.clock.Last())
 			if !ok {
 				break
 			}
@@ -114,7 +114,7 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	}
 	if n > 0 {
 		p.eachOffer(func(sh *shard) bool {
-			more, k := p.cutHoles(sh, n, sh.passed.Load())
+			more, k := p.cutHoles(sh, n, sh.clock.Last())
 			runs, n = append(runs, more...), n-k
 			return n > 0
 		})
@@ -160,7 +160,7 @@ func (p *Pool) setApart(need uint64) bool {
 // chunks. The caller holds mu.
 func (p *Pool) takeLeaving(n int) (passed []run) {
 	p.leaving = slices.DeleteFunc(p.leaving, func(r run) bool {
-		take := n > 0 && r.epoch <= r.shard.passed.Load()
+		take := n > 0 && r.shard.clock.Passed(r.epoch)
 		if take {
 			passed = append(passed, r)
 			n -= r.chunks()

@@ -1,13 +1,17 @@
 package pool
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/epoch"
+)
 
 // waiting is a freed block that other streams may still use. It is free when each of
 // them has passed the epoch that it was in.
 type waiting struct {
 	h     *header
 	epoch uint64 // of its own shard, when it was freed
-	until []point
+	until []epoch.Point
 	// capture: not before this capture has ended, either.
 	capture *Capture
 }
@@ -17,7 +21,7 @@ type waiting struct {
 type waitlist struct {
 	n        int
 	bytes    uint64
-	streams  map[*shard][]waiting // in the order of the epochs that they wait for
+	streams  map[*epoch.Clock][]waiting // in the order of the epochs that they wait for
 	captures map[*Capture][]waiting
 }
 
@@ -33,21 +37,21 @@ func (sh *shard) keepWaiting(w waiting) {
 // holds mu.
 func (sh *shard) waitNext(w waiting) {
 	l := &sh.waiting
-	for len(w.until) > 0 && w.until[0].passed() {
+	for len(w.until) > 0 && w.until[0].Passed() {
 		w.until = w.until[1:]
 	}
 	switch {
 	case len(w.until) > 0:
 		if l.streams == nil {
-			l.streams = map[*shard][]waiting{}
+			l.streams = map[*epoch.Clock][]waiting{}
 		}
-		on, epoch := w.until[0].shard, w.until[0].epoch
-		q := l.streams[on]
+		next := w.until[0]
+		q := l.streams[next.Clock]
 		at := len(q)
-		for at > 0 && q[at-1].until[0].epoch > epoch {
+		for at > 0 && q[at-1].until[0].Epoch > next.Epoch {
 			at--
 		}
-		l.streams[on] = slices.Insert(q, at, w)
+		l.streams[next.Clock] = slices.Insert(q, at, w)
 		sh.offer()
 	case w.capture != nil && !w.capture.over.Load():
 		if l.captures == nil {
@@ -72,10 +76,10 @@ func (sh *shard) settle() {
 // settleOnce asks the streams that blocks wait for next, and reports whether any block
 // moved on.
 func (sh *shard) settleOnce() bool {
-	var ask []*shard
+	var ask []*epoch.Clock
 	sh.mu.Lock()
 	for on, q := range sh.waiting.streams {
-		if !q[0].until[0].passed() {
+		if !q[0].until[0].Passed() {
 			ask = append(ask, on)
 		}
 	}
@@ -85,7 +89,7 @@ func (sh *shard) settleOnce() bool {
 		return false
 	}
 	for _, on := range ask {
-		on.advance()
+		on.Advance()
 	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
@@ -94,7 +98,7 @@ func (sh *shard) settleOnce() bool {
 	var next []waiting
 	for on, q := range l.streams {
 		k := 0
-		for k < len(q) && q[k].until[0].passed() {
+		for k < len(q) && q[k].until[0].Passed() {
 			k++
 		}
 		next = append(next, q[:k]...)
