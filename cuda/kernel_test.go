@@ -547,6 +547,20 @@ func TestLoadModuleSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// The driver refuses a module, but makes it when it is to say why, and then does not unload
+// it: the System does that later.
+func TestModuleOfTheCompilersWordsIsGivenBack(t *testing.T) {
+	m, sys := sim.Open(t)
+	m.Inject(sim.Fault{Call: "cuModuleLoadData", Result: cuda.Code(driver.InvalidPTX)})
+	m.Inject(sim.Fault{Call: "cuModuleUnload", Result: cuda.Code(driver.Unknown)})
+	_, err := sys.Devices()[0].LoadModule([]byte(testText))
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.Len(t, sys.Leftovers(), 1)
+	require.Equal(t, "module", sys.Leftovers()[0].What)
+	require.NoError(t, sys.Drain(t.Context()))
+	require.Empty(t, sys.Leftovers())
+}
+
 // compiling is a driver that refuses every module, with words of its compiler.
 type compiling struct {
 	driver.Driver

@@ -82,7 +82,7 @@ func compilerSays(c *core.Context, image []byte, r driver.Result) error {
 	drv, log := c.System().Drv, make([]byte, 8<<10)
 	h, again := drv.ModuleLoadDataEx(c.Handle, image, log)
 	if c.Observe(again) == driver.Success {
-		c.Observe(drv.ModuleUnload(c.Handle, h))
+		_ = unloading(c, h).After(nil)
 		return nil
 	}
 	text, _, _ := bytes.Cut(log, []byte{0})
@@ -219,6 +219,19 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 // one, or of the one that has ended.
 func (m *Module) Released() Completion {
 	return errs.Must(m.inner("cuda.Module.Released")).closer.Completion()
+}
+
+// unloading owns a module that no user has.
+func unloading(c *core.Context, h driver.Module) *core.Undo {
+	sys := c.System()
+	u := sys.NewUndo(c.Device)
+	u.Own("module", 0, func() error {
+		if r := c.TeardownUnlessGone(func() driver.Result { return sys.Drv.ModuleUnload(c.Handle, h) }); r != driver.Success {
+			return c.CallError("cuda: unload a module", driver.CallModuleUnload, r, "")
+		}
+		return nil
+	})
+	return u
 }
 
 func (m *Module) unload(op string) error {

@@ -126,6 +126,49 @@ func TestReceivedMemoryWhoseSenderGoesIsGivenBack(t *testing.T) {
 	}
 }
 
+// Elements of the sender's size that Go cannot keep outside of its memory are refused once the
+// memory is mapped, which nobody has then.
+func TestMemoryThatNoArrayCanHaveIsGivenBack(t *testing.T) {
+	type theirs struct{ n uint64 }
+	type mine struct{ p *uint64 }
+	near, far := peertest.Pair(t, peer.Options{})
+	from, to := newSide(t, near), newSide(t, far)
+	a, err := vmm.NewArray[theirs](from.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})
+	require.NoError(t, err)
+	closeLater(t, a)
+	require.NoError(t, gputest.Err(a.Append(nil, make([]theirs, 20_000))))
+	lease, err := handles.LeaseArray(a, handles.LeaseOptions{Handle: vmm.PosixFD})
+	require.NoError(t, err)
+	closeLater(t, lease)
+	for name, receive := range map[string]func() error{
+		"ImportArray": func() error {
+			_, err := handles.ImportArray[mine](to.d, lease.Offer(), handles.ImportOptions{})
+			return err
+		},
+		"ReceiveArray": func() error {
+			var group errgroup.Group
+			group.Go(func() error { return handles.SendArray(peertest.Context(t), near, a) })
+			_, err := handles.ReceiveArray[mine](peertest.Context(t), far, to.d, handles.ImportOptions{})
+			require.ErrorIs(t, group.Wait(), peer.ErrRefused)
+			return err
+		},
+	} {
+		for _, undo := range undoing {
+			before := to.s.Stats()
+			to.m.Inject(sim.Fault{Call: undo, Times: -1, Result: cuda.Code(driver.Unknown)})
+			err := receive()
+			require.ErrorIs(t, err, cuda.ErrInvalidArgument, name)
+			require.ErrorContains(t, err, undo, name)
+			require.NotEmpty(t, to.s.Leftovers(), name)
+			to.m.ClearFaults()
+			require.NoError(t, to.s.Drain(t.Context()))
+			now := to.s.Stats()
+			now.SharedReleased, now.SharedReleasedBytes = before.SharedReleased, before.SharedReleasedBytes
+			require.Equal(t, before, now, "%s, %s", name, undo)
+		}
+	}
+}
+
 // TestEveryFailureOfSharing has every driver call of either side fail, alone, with a call
 // behind it, and with all that undo: both sides learn of it, nothing is left on either once
 // the driver takes everything again, and the connection goes on.

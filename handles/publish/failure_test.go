@@ -13,6 +13,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
@@ -163,6 +164,31 @@ func TestEveryFailureOfFollowing(t *testing.T) {
 			})
 		})
 	}
+}
+
+// Whatever fails in a process that opens a publication: nothing is left, and the next attempt
+// succeeds.
+func TestEveryFailureOfOpening(t *testing.T) {
+	walkFailures(t, []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"}, func(t *testing.T, begin func(*sim.Machine), end func()) {
+		ctx := peertest.Context(t)
+		_, publishers := sim.Open(t, smallChunks)
+		m, sys := sim.Open(t, smallChunks)
+		r := newRestarting(t, publishers.Devices()[0])
+		r.start(2)
+		defer r.stop()
+		k, err := r.client(ctx)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, k.Close()) }()
+		begin(m)
+		a, err := Open[uint32](ctx, k, sys.Devices()[0], "numbers", handles.ImportOptions{})
+		end()
+		if err != nil {
+			a, err = Open[uint32](ctx, k, sys.Devices()[0], "numbers", handles.ImportOptions{})
+		}
+		require.NoError(t, err)
+		require.Equal(t, r.array.Len(), a.Len())
+		require.NoError(t, a.Close())
+	})
 }
 
 // Whatever fails while a publication is taken over: the next attempt succeeds, and what

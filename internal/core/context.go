@@ -45,6 +45,8 @@ type Context struct {
 	// blockMu is held over the free of the sentinel, which waits.
 	blockMu sync.Mutex
 	block   driver.Ptr
+	// hostBlock is a block that took the sentinel's place and that the driver did not free.
+	hostBlock unsafe.Pointer
 
 	mu      sync.Mutex
 	streams map[*Stream]struct{}
@@ -233,11 +235,14 @@ func (c *Context) waitWork(op string) error {
 		if r == driver.OutOfMemory {
 			// Giving memory back must not need any. Pinned host memory waits
 			// for the same work.
-			var p unsafe.Pointer
-			if p, r = s.Drv.MemHostAlloc(c.Handle, sentinelBytes, driver.HostAllocPortable); r == driver.Success {
-				r = s.Drv.MemFreeHost(c.Handle, p)
+			if r = driver.Success; c.hostBlock == nil {
+				c.hostBlock, r = s.Drv.MemHostAlloc(c.Handle, sentinelBytes, driver.HostAllocPortable)
 			}
 			if r == driver.Success {
+				r = s.Drv.MemFreeHost(c.Handle, c.hostBlock)
+			}
+			if r == driver.Success {
+				c.hostBlock = nil
 				return nil
 			}
 		}
@@ -344,6 +349,12 @@ func (c *Context) close() (driver.Call, driver.Result) {
 			return driver.CallMemFree, r
 		}
 		c.block = 0
+	}
+	if c.hostBlock != nil {
+		if r := c.Teardown(func() driver.Result { return d.MemFreeHost(c.Handle, c.hostBlock) }); r != driver.Success {
+			return driver.CallMemFreeHost, r
+		}
+		c.hostBlock = nil
 	}
 	for ; c.retained > 0; c.retained-- {
 		release := func() driver.Result { return d.DevicePrimaryCtxRelease(c.Device) }

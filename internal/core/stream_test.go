@@ -157,6 +157,13 @@ func TestWaitDevicesWithoutMemory(t *testing.T) {
 	m.Inject(sim.Fault{Call: "cuMemHostAlloc", Result: cuda.Code(driver.OutOfMemory), Times: 1})
 	require.ErrorContains(t, s.WaitDevices("x", device), "CloseAfter")
 	require.NoError(t, s.WaitDevices("x", device))
+	m.Inject(sim.Fault{Call: "cuMemAlloc", Result: cuda.Code(driver.OutOfMemory), Times: 3})
+	require.NoError(t, s.WaitDevices("x", device), "the block is gone again")
+	before := m.Live()
+	m.Inject(sim.Fault{Call: "cuMemFreeHost", Result: cuda.Code(driver.Unknown), Times: 1})
+	require.ErrorContains(t, s.WaitDevices("x", device), "999")
+	require.NoError(t, s.WaitDevices("x", device), "by the block that was not freed")
+	require.Equal(t, before, m.Live())
 }
 
 func TestNothingIsWaitedForOnceTheDeviceIsLost(t *testing.T) {

@@ -45,6 +45,7 @@ var rules = map[string]rule{
 	"names":            checkNames,
 	"sizes":            checkSizes,
 	"environment":      checkEnviron,
+	"builders":         checkBuilders,
 }
 
 func TestRepository(t *testing.T) {
