@@ -120,6 +120,7 @@ func TestWithCaptureEndsWhateverBodyDoes(t *testing.T) {
 }
 
 func TestWithCaptureRefuses(t *testing.T) {
+	gputest.Alone(t)
 	_, d := open(t)
 	s := stream(t, d)
 	nothing := func() error { return nil }
@@ -155,6 +156,7 @@ func TestWithCaptureRefuses(t *testing.T) {
 }
 
 func TestABrokenCaptureSaysWhatToDo(t *testing.T) {
+	gputest.Alone(t)
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		s, other, p := stream(t, d), stream(t, d), memory(t, d, 64)
 		e, in := event(t, d), core.StreamOf(s)
@@ -397,6 +399,7 @@ func TestWhatWouldBreakACaptureIsRefusedBeforeTheDriverIsAsked(t *testing.T) {
 }
 
 func TestWaitJoinsACaptureAndRefusesWhatWouldEndIt(t *testing.T) {
+	gputest.Alone(t)
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		a, b, c := stream(t, d), stream(t, d), stream(t, d)
 		never, outside, inA, inB, back := event(t, d), event(t, d), event(t, d), event(t, d), event(t, d)
@@ -492,6 +495,7 @@ func TestACaptureThatBreaksAsItBeginsIsEndedLater(t *testing.T) {
 
 // Work on the legacy stream would end the capture of a blocking stream.
 func TestTheLegacyStreamIsRefusedWhileABlockingStreamCaptures(t *testing.T) {
+	gputest.Alone(t)
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		p, e := memory(t, d, 64), event(t, d)
 		host, err := d.NewHostBuffer(64)

@@ -75,6 +75,7 @@ func TestWaitOrdersTwoStreams(t *testing.T) {
 }
 
 func TestBorrowedStreamsAreGivenBackWhole(t *testing.T) {
+	gputest.Alone(t)
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		own, p := stream(t, d), memory(t, d, 64)
 		for _, handle := range []uintptr{0, 1, own.Handle()} {
@@ -322,6 +323,7 @@ func TestDoneBesideCaptures(t *testing.T) {
 
 // Nothing is put on the legacy stream where all work on it is other people's.
 func TestClosingLeavesABorrowedLegacyStreamAlone(t *testing.T) {
+	gputest.Alone(t)
 	for _, named := range []bool{false, true} {
 		m, err := sim.New(sim.Options{})
 		require.NoError(t, err)
@@ -388,6 +390,7 @@ func TestALostContextNamesTheCulprit(t *testing.T) {
 // An operation on the legacy stream that was refused has put no work there, so a
 // plain Close still leaves that stream alone.
 func TestARefusedOperationIsNoWork(t *testing.T) {
+	gputest.Alone(t)
 	m, d := open(t)
 	legacy, err := d.BorrowStream(0)
 	require.NoError(t, err)

@@ -104,6 +104,12 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 	require.Contains(t, text.String(), `"ptr":"`+space.Ptr().String()+`"`)
 }
 
+func TestTakeOfNothing(t *testing.T) {
+	_, err := inspect.Take(nil)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "a nil System")
+}
+
 // A library in a process whose C library passes no arguments takes snapshots, too.
 func TestTakeWithoutArguments(t *testing.T) {
 	args := os.Args

@@ -18,6 +18,7 @@ import (
 )
 
 func TestNewIsChecked(t *testing.T) {
+	gputest.Alone(t)
 	m, d := open(t)
 	s, foreign := stream(t, d), stream(t, another(t, d))
 	gone, err := d.NewStream(cuda.StreamOptions{})

@@ -226,6 +226,7 @@ func lacks(l cuda.Location, without []int) bool {
 
 // An argument that could never work is named even where the call is missing.
 func TestArgumentsBeforeSupport(t *testing.T) {
+	gputest.Alone(t)
 	_, d := open(t, sim.OlderDriver(12010))
 	b, s := buffer(t, d, mib), stream(t, d)
 	require.ErrorIs(t, b.DiscardPrefetch(s, cuda.OnDevice(9)), cuda.ErrInvalidArgument)

@@ -284,6 +284,7 @@ func TestBatchesOnOlderDrivers(t *testing.T) {
 
 // What a batch cannot be is said before any call.
 func TestBatchesAreCheckedFirst(t *testing.T) {
+	gputest.Alone(t)
 	m, d := open(t)
 	s := stream(t, d)
 	good := buffer(t, d, mib)

@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/core"
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/prometheus/client_golang/prometheus"

@@ -48,6 +48,17 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
 		require.ErrorContains(t, err, "a nil stream", what)
 	}
+	m := mappedAt(t, d, space, 0)
+	defer func() { require.NoError(t, m.Close()) }()
+	for what, err := range map[string]error{
+		"Slice.Host":      all.Host(nil),
+		"Mapping.Host":    m.Host(nil),
+		"Writer.ReadFrom": gputest.Err(vmm.NewWriter(b).ReadFrom(nil)),
+		"Reader.WriteTo":  gputest.Err(vmm.NewReader(b).WriteTo(nil)),
+	} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
+		require.ErrorContains(t, err, what)
+	}
 	for _, none := range []*vmm.Buffer{nil, {}} {
 		require.ErrorIs(t, gputest.Err(none.Move(vmm.MoveOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(none.Fork(nil, 0, vmm.ForkOptions{})), cuda.ErrInvalidArgument)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/cuda"
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/stretchr/testify/require"
 )
 

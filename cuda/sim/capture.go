@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"runtime"
 	"slices"
 	"sync/atomic"
 
@@ -19,6 +20,7 @@ type capture struct {
 	invalidated bool
 	nodes       []*node
 	leases      []*lease // memory that its nodes allocate
+	by          stack    // what invalidated it, of the capture beside a test
 }
 
 // node is a piece of work of a capture or graph.
@@ -38,7 +40,12 @@ type joined struct {
 var lastCapture atomic.Uint64
 
 // invalidate makes a capture useless; ending it reports that.
-func (c *capture) invalidate() { c.invalidated = true }
+func (c *capture) invalidate() {
+	if c == c.m.beside && !c.invalidated {
+		runtime.Callers(2, c.by[:])
+	}
+	c.invalidated = true
+}
 
 // join adds the stream to a capture, or takes it out of its capture if j is nil.
 func (s *stream) join(j *joined) {
@@ -128,8 +135,11 @@ func (s *stream) leaveCapture() {
 		return
 	}
 	c := s.joined.capture
-	c.invalidate()
 	s.join(nil)
+	if c == s.m.beside {
+		return // it goes on in other contexts
+	}
+	c.invalidate()
 	if c.origin == s {
 		c.drop()
 	}

@@ -93,6 +93,7 @@ func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
 	c.threads, c.working = map[int]*stream{}, map[*stream]struct{}{}
 	c.late = &stream{m: m, context: c}
 	m.contexts[c.handle] = c
+	m.joinBeside(c)
 	return c, driver.Success
 }
 

@@ -62,8 +62,11 @@ type object struct {
 	size    uint64
 	note    string
 	order   uint64
-	stack   [24]uintptr
+	stack   stack
 }
+
+// stack is where something was done.
+type stack [24]uintptr
 
 var created atomic.Uint64
 
@@ -114,18 +117,18 @@ func (m *Machine) leaks() []Leak {
 	slices.SortFunc(left, func(a, b *object) int { return cmp.Compare(a.order, b.order) })
 	var leaks []Leak
 	for _, o := range left {
-		leaks = append(leaks, Leak{o.kind, o.address, int(o.size), o.note, o.where()})
+		leaks = append(leaks, Leak{o.kind, o.address, int(o.size), o.note, o.stack.String()})
 	}
 	return leaks
 }
 
-func (o *object) where() string {
+func (s stack) String() string {
 	var b strings.Builder
-	n := slices.Index(o.stack[:], 0)
+	n := slices.Index(s[:], 0)
 	if n < 0 {
-		n = len(o.stack)
+		n = len(s)
 	}
-	frames := runtime.CallersFrames(o.stack[:n])
+	frames := runtime.CallersFrames(s[:n])
 	for {
 		f, more := frames.Next()
 		if f.Function != "" {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -72,6 +73,7 @@ type Machine struct {
 	engine   engine
 	captures map[uint64]*capture
 	joined   map[*stream]struct{} // that take part in a capture
+	beside   *capture             // another library's, if tests ask for one
 	graphs   map[driver.Graph]*graph
 	execs    map[driver.GraphExec]*graphExec
 	modules  map[driver.Module]*module
@@ -133,6 +135,7 @@ func New(options Options) (*Machine, error) {
 	m.managed = newPool(uint64(room), true)
 	m.newShelves()
 	m.system = newSystemMemory(m)
+	m.beginBeside()
 	if options.Folder != "" {
 		if err := m.join(options); err != nil {
 			return nil, err
@@ -158,15 +161,16 @@ func (m *Machine) Close() error {
 	m.stopEngine()
 	m.dismantle()
 	m.mu.Unlock()
+	ended := m.besideEnded()
 	if len(leaks) == 0 {
-		return nil
+		return ended
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "sim: machine %s was closed with %s; close each first:", m.name, errs.Count(len(leaks), "leaked object"))
 	for _, l := range leaks {
 		fmt.Fprintf(&b, "\n%v", l)
 	}
-	return fmt.Errorf("%s", b.String())
+	return errors.Join(ended, errors.New(b.String()))
 }
 
 // dismantle returns everything to the system.

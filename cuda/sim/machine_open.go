@@ -2,6 +2,7 @@ package sim
 
 import (
 	stdcontext "context"
+	"errors"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -59,7 +60,7 @@ func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 		if err := s.Drain(ctx); err != nil {
 			tb.Errorf("%v", err)
 		}
-		err := s.Close()
+		err := errors.Join(s.Close(), m.besideEnded())
 		if err != nil {
 			tb.Errorf("%v", err)
 			for _, o := range s.Live() {

@@ -96,6 +96,15 @@ func shareWith(ctx context.Context, g *Group, d *cuda.Device, types vmm.HandleTy
 	return a.Handle, g.Barrier(ctx, "read")
 }
 
+func TestNoGroupAgreesAndShares(t *testing.T) {
+	_, agreed := Agree(t.Context(), nil, Facts{})
+	_, shared := Share(t.Context(), nil, Agreement{}, nil, nil, ShareOptions{})
+	for _, err := range []error{agreed, shared} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+		require.ErrorContains(t, err, "a nil group")
+	}
+}
+
 // All ranks share by one type: the fabric's where all have it, else descriptors.
 func TestShare(t *testing.T) {
 	without := sim.Fabric{}

@@ -118,6 +118,8 @@ func TestNewFDOfNothing(t *testing.T) {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 		require.ErrorContains(t, err, "pass one that is open")
 	}
+	d := new(peer.FD)
+	require.ErrorContains(t, d.Use(nil), "peer.FD.Use: invalid argument: no function")
 }
 
 func TestFDIsHandedOver(t *testing.T) {

@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/serve"
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"

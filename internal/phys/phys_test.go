@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )

@@ -22,6 +22,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 	_, d := open(t)
 	s := stream(t, d)
 	p := newPool(t, d, pool.Options{})
+	require.ErrorContains(t, gputest.Err(p.BeginCapture(nil, pool.CaptureOptions{})), "pool.BeginCapture: invalid argument: a nil stream")
 	for says, o := range map[string]pool.CaptureOptions{
 		"a nil or zero arena":             {Arena: &pool.Arena{}},
 		"a nil or zero set of workspaces": {Workspaces: &pool.Workspaces{}},

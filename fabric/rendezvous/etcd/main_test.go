@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"

@@ -1,226 +1,223 @@
 package capturetest
 
 import (
-	"fmt"
-	"maps"
+	"context"
+	"errors"
 	"runtime"
-	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/managed"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// tables are the cases of every package, by its folder.
-var tables = map[string]table{
-	"cuda":      cudaCases,
-	"cuda/auto": autoCases,
-	"fabric":    fabricCases,
-	"handles":   handlesCases,
+const mib = 1 << 20
 
-	"handles/peer":    peerCases,
-	"handles/publish": publishCases,
-
-	"inspect":   inspectCases,
-	"managed":   managedCases,
-	"multicast": multicastCases,
-	"vmm":       vmmCases,
-	"vmm/pool":  join(poolCases, poolLookCases),
-
-	"vmm/pool/pooltest": poolTestCases,
+// place is where an operation runs: a System that has done nothing yet, with a stream. It
+// closes what the operation could not close.
+type place struct {
+	*testing.T
+	within context.Context
+	dev    *cuda.Device
+	stream *cuda.Stream
 }
 
-// A table has the cases of a package's functions ("Open") and methods
-// ("Stream.Wait").
-type table map[string]operation
+type operation func(w place) error
 
-// An operation readies what a call needs, and returns the call itself, which
-// runs while a stream captures. What it makes is closed with the world.
-type operation func(w *world) (call func() error)
-
-// situation is a foreign capture in global mode, which is the easiest to break.
-type situation struct {
-	name string
-	// flags of the stream that captures.
-	flags driver.StreamFlags
-	// borrowed: the System knows the stream.
-	borrowed bool
-	// same: the operation runs on the thread that began the capture.
-	same bool
+// closed closes an object when the test ends, if it is still open.
+func (w place) closed(c interface{ Close() error }) {
+	w.Cleanup(func() { require.NoError(w, c.Close()) })
 }
 
-var situations = []situation{
-	{name: "a stream unknown to the System, on another thread", flags: driver.StreamNonBlocking},
-	{name: "a borrowed stream, on another thread", flags: driver.StreamNonBlocking, borrowed: true},
-	{name: "a borrowed blocking stream, on another thread", flags: driver.StreamDefault, borrowed: true},
-	{name: "a stream unknown to the System, on the same thread", flags: driver.StreamNonBlocking, same: true},
-}
-
-func TestAForeignCaptureSurvivesEveryOperation(t *testing.T) {
-	each(t, func(t *testing.T, p place) {
-		for _, folder := range slices.Sorted(maps.Keys(tables)) {
-			for _, name := range slices.Sorted(maps.Keys(tables[folder])) {
-				t.Run(folder+"."+name, func(t *testing.T) {
-					for _, s := range situations {
-						t.Run(s.name, func(t *testing.T) {
-							w := &world{t, p}
-							c := newCapture(w, s)
-							call := tables[folder][name](w)
-							end, err := c.during(call)
-							require.NoError(t, err)
-							require.Equal(t, driver.Success, end, "the operation ended the capture")
-						})
-					}
-				})
-			}
+// operations reach the driver's calls that end captures.
+var operations = map[string]operation{
+	"events": func(w place) error {
+		e, err := w.dev.NewEvent(cuda.EventOptions{})
+		if err != nil {
+			return err
 		}
-	})
+		w.closed(e)
+		err = errors.Join(e.Record(w.stream), e.Synchronize())
+		_, done := e.Done()
+		return errors.Join(err, done, e.Close())
+	},
+	"streams": func(w place) error {
+		_, err := w.stream.Done()
+		return errors.Join(err, w.stream.Synchronize())
+	},
+	"pinned memory": func(w place) error {
+		h, err := w.dev.NewHostBuffer(100_000)
+		if err != nil {
+			return err
+		}
+		w.closed(h)
+		err = h.Close()
+		if w.dev.System().TrimHost() == 0 {
+			return errors.Join(err, errors.New("nothing was trimmed"))
+		}
+		return err
+	},
+	"managed memory": func(w place) error {
+		b, err := managed.New(w.dev, 2*mib, managed.Options{Placement: managed.GPUFirst})
+		if err != nil {
+			return err
+		}
+		w.closed(b)
+		return errors.Join(b.Host(w.stream, func([]byte) error { return nil }), b.Close())
+	},
+	// More than is staged at a time, so that the copies wait; and access is taken away, which
+	// waits for the device, as clipping and closing do.
+	"a buffer": func(w place) error {
+		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		if err != nil {
+			return err
+		}
+		w.closed(b)
+		data := make([]byte, 20*mib)
+		_, err = b.Append(w.stream, data)
+		if err == nil {
+			var all vmm.Slice[byte]
+			all, err = b.Slice(0, len(data))
+			err = errors.Join(err, all.CopyTo(w.stream, data))
+		}
+		return errors.Join(err, b.SetAccess(vmm.Access{Location: w.dev.Location(), Mode: vmm.ReadOnly}),
+			b.Resize(nil, mib), b.Clip(), b.Close())
+	},
+	"a pool": func(w place) error {
+		p, err := pool.New(w.dev, pool.Options{Chunk: 2 * mib})
+		if err != nil {
+			return err
+		}
+		w.closed(p)
+		for _, n := range []int{100, 20 * mib} {
+			b, failed := p.Alloc(pool.Request{Bytes: n, Stream: w.stream})
+			err = errors.Join(err, failed, p.Free(b))
+		}
+		return errors.Join(err, p.Close())
+	},
+	"what waits in the background": func(w place) error {
+		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{})
+		if err != nil {
+			return err
+		}
+		w.closed(b)
+		_, err = b.Append(w.stream, make([]byte, mib))
+		return errors.Join(err, b.CloseAfter(w.stream), w.stream.Callback(func(error) {}), w.dev.System().Drain(w.within))
+	},
 }
 
-// The cases reach the calls that end captures: made in the thread's own mode,
+// situation is a foreign capture in global mode.
+type situation struct {
+	flags    driver.StreamFlags // of the stream that captures
+	borrowed bool               // the System knows the stream
+	same     bool               // the operation runs on the thread that began the capture
+}
+
+func TestAForeignCaptureSurvives(t *testing.T) {
+	for name, s := range map[string]situation{
+		"a borrowed stream":          {flags: driver.StreamNonBlocking, borrowed: true},
+		"a borrowed blocking stream": {flags: driver.StreamDefault, borrowed: true},
+		"the same thread":            {flags: driver.StreamDefault, same: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			each(t, func(t *testing.T, drv driver.Driver, o operation) {
+				end, err := s.during(t.Context(), t, drv, o)
+				require.NoError(t, err)
+				require.Equal(t, driver.Success, end, "the operation ended the capture")
+			})
+		})
+	}
+}
+
+// The operations reach the calls that end captures: made in the thread's own mode,
 // as other libraries make them, they do end one.
 func TestTheSameOperationsEndACaptureInTheThreadsOwnMode(t *testing.T) {
-	each(t, func(t *testing.T, p place) {
-		sys, err := gputest.Wrap(core.SystemOf(p.dev).Drv.Foreign(), nil)
-		require.NoError(t, err)
-		t.Cleanup(func() { require.NoError(t, sys.Close()) })
-		for folder, names := range map[string][]string{
-			"cuda": {"Device.NewHostBuffer", "Device.Context", "Event.Done", "Event.Synchronize", "HostBuffer.Close",
-				"Module.Close", "Stream.Close", "Stream.Done", "Stream.Download", "Stream.Synchronize", "Stream.Upload", "System.TrimHost"},
-			"handles/publish": {"TakeOver"},
-			"managed":         {"New", "Allocator.Close", "Buffer.Close", "Range.Host"},
-			"vmm": {"Buffer.Append", "Buffer.Close", "Buffer.Clip", "Buffer.SetAccess", "Mapping.Close",
-				"Slice.CopyTo", "Writer.ReadFrom"},
-		} {
-			for _, name := range names {
-				t.Run(folder+"."+name, func(t *testing.T) {
-					w := &world{t, place{sys.Devices()[0], p.folder}}
-					c := newCapture(w, situations[0])
-					end, _ := c.during(tables[folder][name](w))
-					require.Equal(t, driver.CaptureInvalid, end)
-				})
-			}
+	each(t, func(t *testing.T, drv driver.Driver, o operation) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second) // Drain asks for ever
+		defer cancel()
+		end, _ := situation{flags: driver.StreamNonBlocking}.during(ctx, t, drv.Foreign(), o)
+		require.Equal(t, driver.CaptureInvalid, end)
+	})
+}
+
+// each runs a test with each operation on each driver.
+func each(t *testing.T, test func(*testing.T, driver.Driver, operation)) {
+	gputest.Alone(t)
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		for name, o := range operations {
+			t.Run(name, func(t *testing.T) { test(t, core.SystemOf(d.System()).Drv, o) })
 		}
 	})
 }
 
-// A call that is known to end captures is seen to.
-func TestACaptureThatIsEndedIsNoticed(t *testing.T) {
-	each(t, func(t *testing.T, p place) {
-		for _, s := range situations {
-			w := &world{t, p}
-			c := newCapture(w, s)
-			other := core.StreamOf(w.stream())
-			end, err := c.during(func() error {
-				if r := c.f.StreamQuery(other.Ctx.Handle, other.Handle); r != driver.CaptureUnsupported {
-					return fmt.Errorf("the query returned %v", r)
-				}
-				return nil
-			})
-			require.NoError(t, err)
-			require.Equal(t, driver.CaptureInvalid, end, s.name)
-		}
-	})
-}
-
-// each is gputest.Each, with multicast on the software driver and a machine there that
-// processes can share.
-func each(t *testing.T, test func(t *testing.T, p place)) {
-	t.Run("software", func(t *testing.T) {
-		p := place{folder: sharedFolder(t)}
-		_, s := sim.Open(t, p.machine())
-		p.dev = s.Devices()[0]
-		test(t, p)
-	})
-	t.Run("real", func(t *testing.T) { test(t, place{dev: gputest.Real(t)}) })
-}
-
-// machine is the software machine of a place.
-func (p place) machine() sim.Options {
-	o := sim.WithMulticast(1)
-	o.Folder = p.folder
-	return o
-}
-
-// capture is what another library in the process does.
-type capture struct {
-	situation
-	w       *world
-	f       driver.Foreign
-	ctx     driver.Context
-	stream  driver.Stream
-	scratch driver.Ptr
-}
-
-func newCapture(w *world, s situation) *capture {
-	w.Helper()
-	ctx, err := core.ContextOf("test", w.dev)
-	require.NoError(w, err)
-	c := &capture{situation: s, w: w, f: ctx.System().Drv.Foreign(), ctx: ctx.Handle}
-	c.scratch = driver.Ptr(w.memory(64))
-	var r driver.Result
-	c.stream, r = c.f.StreamCreate(c.ctx, s.flags)
-	c.ok(r)
-	w.Cleanup(func() { c.ok(c.f.StreamDestroy(c.ctx, c.stream)) })
-	if s.borrowed {
-		b, err := w.dev.BorrowStream(uintptr(c.stream))
-		require.NoError(w, err)
-		w.closed(b)
+// during captures as another library in the process does, with the operation meanwhile,
+// and returns how the capture ended. A graph that it made works.
+func (s situation) during(within context.Context, t *testing.T, drv driver.Driver, o operation) (end driver.Result, err error) {
+	ok := func(r driver.Result) {
+		t.Helper()
+		require.Equal(t, driver.Success, r)
 	}
-	return c
-}
+	sys, err := gputest.Wrap(drv, nil)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+	d, f := sys.Devices()[0], drv.Foreign()
+	ctx, r := f.DevicePrimaryCtxRetain(driver.Device(d.Ordinal()))
+	ok(r)
+	t.Cleanup(func() { ok(f.DevicePrimaryCtxRelease(driver.Device(d.Ordinal()))) })
+	scratch, r := f.MemAlloc(ctx, 64)
+	ok(r)
+	t.Cleanup(func() { ok(f.MemFree(ctx, scratch)) })
+	theirs, r := f.StreamCreate(ctx, s.flags)
+	ok(r)
+	t.Cleanup(func() { ok(f.StreamDestroy(ctx, theirs)) })
+	if s.borrowed {
+		b, err := d.BorrowStream(uintptr(theirs))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, b.Close()) })
+	}
+	ours, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, ours.Close()) })
 
-func (c *capture) ok(r driver.Result) {
-	c.w.Helper()
-	require.Equal(c.w, driver.Success, r)
-}
-
-// during captures, with the call meanwhile, and returns how the capture ended.
-// Where it did well, its graph works.
-func (c *capture) during(call func() error) (end driver.Result, err error) {
-	c.w.Helper()
-	c.ok(c.f.MemsetD8Async(c.ctx, c.scratch, 1, 64, c.stream))
+	ok(f.MemsetD8Async(ctx, scratch, 1, 64, theirs))
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	c.ok(c.f.StreamBeginCapture(c.ctx, c.stream, driver.CaptureGlobal))
-	node := c.f.MemsetD8Async(c.ctx, c.scratch, 2, 64, c.stream)
-	if c.same {
-		err = call()
+	ok(f.StreamBeginCapture(ctx, theirs, driver.CaptureGlobal))
+	captured := f.MemsetD8Async(ctx, scratch, 2, 64, theirs)
+	if s.same {
+		err = o(place{t, within, d, ours})
 	} else {
 		var wg sync.WaitGroup
-		wg.Go(func() { err = call() })
+		wg.Go(func() { err = o(place{t, within, d, ours}) })
 		wg.Wait()
 	}
-	g, end := c.f.StreamEndCapture(c.ctx, c.stream)
-	c.ok(node)
+	g, end := f.StreamEndCapture(ctx, theirs)
+	ok(captured)
 	if end != driver.Success {
 		return end, err
 	}
-	exec, r := c.f.GraphInstantiate(c.ctx, g)
-	c.ok(r)
-	c.ok(c.f.GraphDestroy(g))
-	require.Equal(c.w, byte(1), c.read(), "captured work does not run")
-	c.ok(c.f.GraphLaunch(c.ctx, exec, c.stream))
-	require.Equal(c.w, byte(2), c.read(), "the graph works")
-	c.ok(c.f.GraphExecDestroy(exec))
+	exec, r := f.GraphInstantiate(ctx, g)
+	ok(r)
+	ok(f.GraphDestroy(g))
+	read := func() byte {
+		ok(f.StreamSynchronize(ctx, theirs))
+		b := make([]byte, 1)
+		require.NoError(t, ours.Download(b, cuda.Ptr(scratch)))
+		return b[0]
+	}
+	require.Equal(t, byte(1), read(), "captured work does not run")
+	ok(f.GraphLaunch(ctx, exec, theirs))
+	require.Equal(t, byte(2), read(), "the graph works")
+	ok(f.GraphExecDestroy(exec))
 	return end, err
-}
-
-// read is what the captured work has left.
-func (c *capture) read() byte {
-	c.w.Helper()
-	c.ok(c.f.StreamSynchronize(c.ctx, c.stream))
-	t, err := c.w.dev.Transfer()
-	require.NoError(c.w, err)
-	b := make([]byte, 1)
-	require.NoError(c.w, t.Download(b, cuda.Ptr(c.scratch)))
-	return b[0]
 }

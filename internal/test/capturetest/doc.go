@@ -1,10 +1,9 @@
-// Package capturetest holds one promise to account: no public operation of this
-// library ends a stream capture that another library has under way, in whatever
-// mode and on whatever thread. On the same objects it sees that no operation
-// panics where it is passed nil (nil_test.go).
+// Package capturetest has the situations of a capture that are hardest to leave alone:
+// one that the calling thread began itself, and one of a stream that a System has
+// borrowed. It also has what becomes part of a capture, or is refused in one.
 //
-// Its tests have a case for each exported function and method of the packages
-// that programs use, and read those from the sources, where they are at hand: a
-// new operation without a case fails. The cases of a package are in the file
-// that is named after it; a new package adds its table to the list of tables.
+// No operation of this library ends a capture that another library has under way. Every
+// test with a device sees to that (internal/test/gputest), for a capture of a stream
+// that the System does not know, on another thread. So the operations here are a few,
+// which reach each of the driver's calls that end captures.
 package capturetest

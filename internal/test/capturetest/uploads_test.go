@@ -9,20 +9,38 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Appending Go memory to a buffer can be captured, whether or not it has the
-// memory already: the graph keeps the bytes, and every launch writes them.
+// made returns a buffer of 4 MiB and a stream, which are closed with the test.
+func made(t *testing.T, d *cuda.Device) (*vmm.Buffer, *cuda.Stream) {
+	s, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, s.Close()) })
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, b.Close()) })
+	require.NoError(t, b.Resize(s, 4*mib))
+	return b, s
+}
+
+// captured closes a graph with the test.
+func captured(t *testing.T, g *cuda.Graph, err error) *cuda.Graph {
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, g.Close()) })
+	return g
+}
+
 func TestAppendAndCopyFromIntoACapture(t *testing.T) {
-	each(t, func(t *testing.T, p place) {
-		w := &world{t, p}
-		b, s := w.buffer(), w.stream()
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, s := made(t, d)
 		require.NoError(t, b.Resize(s, mib))
 		require.NoError(t, s.Synchronize())
 		src := make([]int32, mib)
 		for i := range src {
 			src[i] = int32(i)
 		}
-		a := must[*vmm.Array[int32]](w)(vmm.ArrayOf[int32](b))
-		first := must[vmm.Slice[int32]](w)(a.Slice(0, 100))
+		a, err := vmm.ArrayOf[int32](b)
+		require.NoError(t, err)
+		first, err := a.Slice(0, 100)
+		require.NoError(t, err)
 		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {
 			require.NoError(t, first.CopyFrom(s, src[1000:1100]))
 			require.NoError(t, gputest.Err(a.Append(s, src[:1000]))) // in memory that is there
@@ -30,8 +48,7 @@ func TestAppendAndCopyFromIntoACapture(t *testing.T) {
 			_, err := a.Append(s, src)
 			return err // beyond it
 		})
-		require.NoError(t, err)
-		w.closed(g)
+		captured(t, g, err)
 		require.Equal(t, mib/4+1000+mib, a.Len())
 		clear(src)
 		for range 2 {
@@ -56,10 +73,10 @@ func TestAppendAndCopyFromIntoACapture(t *testing.T) {
 
 // What cannot be captured leaves the capture as it is.
 func TestCopyToIsRefusedInACapture(t *testing.T) {
-	each(t, func(t *testing.T, p place) {
-		w := &world{t, p}
-		b, s := w.buffer(), w.stream()
-		part := must[vmm.Slice[byte]](w)(b.Slice(0, 100))
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b, s := made(t, d)
+		part, err := b.Slice(0, 100)
+		require.NoError(t, err)
 		g, err := s.WithCapture(cuda.CaptureOptions{}, func() error {
 			require.ErrorIs(t, part.CopyTo(s, make([]byte, 100)), cuda.ErrCapturing)
 			require.ErrorIs(t, b.CloseAfter(s), cuda.ErrCapturing)
@@ -67,8 +84,7 @@ func TestCopyToIsRefusedInACapture(t *testing.T) {
 			require.NoError(t, b.Clip(), "and what waits for all work does so")
 			return part.Zero(s)
 		})
-		require.NoError(t, err)
-		w.closed(g)
+		captured(t, g, err)
 		require.NoError(t, g.Launch(s))
 		require.NoError(t, s.Synchronize())
 	})

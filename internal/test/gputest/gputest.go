@@ -1,5 +1,9 @@
 // Package gputest gives tests a device of each driver: the software one always,
 // the real one where there is a GPU.
+//
+// In a test binary with this package, another library captures a stream of every device
+// while a test runs: no call of this library may end that capture. So no test of an
+// operation needs to begin one; a test for which that is wrong asks for [Alone].
 package gputest
 
 import (
@@ -10,6 +14,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/bystander"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -33,7 +38,7 @@ func Software(tb testing.TB) *cuda.Device {
 
 // Real is the first real device, with leak tracing on. Without one the test is
 // skipped, unless a GPU is required. When the test ends everything that it made
-// must be closed.
+// must be closed, and the capture beside it alive.
 func Real(tb testing.TB) *cuda.Device {
 	tb.Helper()
 	return RealWith(tb, cuda.Options{TraceLeaks: true})
@@ -49,6 +54,13 @@ func RealWith(tb testing.TB, o cuda.Options) *cuda.Device {
 	if err != nil {
 		tb.Skipf("no real driver: %v", err)
 	}
+	devices := s.Devices()
+	if len(devices) == 0 {
+		tb.Fatal("the real driver has no device")
+	}
+	if _, measures := tb.(*testing.B); !measures && bystander.Captures.Load() {
+		beside(tb, devices[0])
+	}
 	tb.Cleanup(func() {
 		tb.Helper()
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
@@ -63,10 +75,6 @@ func RealWith(tb testing.TB, o cuda.Options) *cuda.Device {
 			}
 		}
 	})
-	devices := s.Devices()
-	if len(devices) == 0 {
-		tb.Fatal("the real driver has no device")
-	}
 	return devices[0]
 }
 

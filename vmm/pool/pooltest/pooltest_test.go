@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	_ "github.com/cuvmm/cuvmm/internal/test/gputest" // with it, another library captures beside each test
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/pooltest"
 	"github.com/stretchr/testify/require"
