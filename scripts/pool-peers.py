@@ -2,12 +2,12 @@
 """Replays allocation traces through the pool and through the allocators of other
 libraries on one GPU, and compares them in one table.
 
-    pool-peers.py compare -pool ./pooltrace TRACE...     runs all and prints the table
+    pool-peers.py compare -pool ./cuvmm TRACE...         runs all and prints the table
     pool-peers.py compare -results FILE TRACE...         keeps the measurements, too
     pool-peers.py table FILE...                          prints the table of kept ones
     pool-peers.py convert -out FOLDER SNAPSHOT...        makes traces of PyTorch's snapshots
 
-A TRACE is a file in any form that pooltrace (cmd/pooltrace) reads, or a snapshot
+A TRACE is a file in any form that cuvmm replay reads, or a snapshot
 that torch.cuda.memory._dump_snapshot wrote while its history was recorded.
 
 Each allocator runs in a process of its own, since PyTorch reads its settings once,
@@ -16,7 +16,7 @@ loop calls the allocators (PyTorch's through its C++ interface, the driver's poo
 directly), and the time is that of the allocating and freeing calls alone, without
 that of reading the clock. CuPy's allocator has no compiled interface: it is called
 from Python, with the time of the same loop around a call that does nothing
-subtracted, and it is no rival in the table. The modes are pooltrace's: idle, behind,
+subtracted, and it is no rival in the table. The modes are those of cuvmm replay: idle, behind,
 streams, goroutines (threads, here).
 """
 
@@ -38,7 +38,7 @@ from collections import defaultdict
 MAGIC = b"cuvmmtr\x01"
 ALLOC, FREE, USE, SYNC = range(4)
 FREED, WAIT = -1, -2
-RUN = 256  # operations in a row that a spread trace has on one stream, as in cmd/pooltrace
+RUN = 256  # operations in a row that a spread trace has on one stream, as in cuvmm replay
 
 
 class TraceError(Exception):
@@ -721,7 +721,7 @@ def measure(args, results):
     with tempfile.TemporaryDirectory() as build:
         paths = []
         for i, path in enumerate(args.traces):
-            # What pooltrace cannot read is converted for it.
+            # What cuvmm cannot read is converted for it.
             with open(path, "rb") as f:
                 head = f.read(2)
             if head[:1] == b"\x80" or head == b"PK":
@@ -857,7 +857,7 @@ def main():
         p.add_argument("traces", nargs="+", metavar="TRACE")
 
     c = commands.add_parser("compare", help="measure and print the table")
-    c.add_argument("-pool", help="the program pooltrace; without it only the peers are measured")
+    c.add_argument("-pool", help="the program cuvmm; without it only the peers are measured")
     c.add_argument("-software", action="store_true", help="the pool runs on the software driver")
     c.add_argument("-peers", default=",".join(p for p in PEERS if p != "dry"), help="which, with commas between them; dry only counts")
     c.add_argument("-results", metavar="FILE", help="where to keep the measurements: one JSON object per line")

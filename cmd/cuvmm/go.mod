@@ -7,6 +7,8 @@ go 1.25.0
 require (
 	github.com/cuvmm/cuvmm v0.0.0
 	github.com/stretchr/testify v1.12.1
+	go.uber.org/goleak v1.3.0
+	golang.org/x/sync v0.20.0
 	golang.org/x/sys v0.43.0
 	golang.org/x/term v0.42.0
 )

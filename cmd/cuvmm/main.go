@@ -1,7 +1,8 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
-// measures what the driver's calls cost, map draws the GPU address space of a process,
-// and top lists the processes that use GPUs. It runs without a GPU, too.
+// measures what the driver's calls cost, map draws the GPU address space of a process, top
+// lists the processes that use GPUs, and replay and generate measure the pool with
+// allocation traces. It runs without a GPU, too.
 package main
 
 import (
@@ -9,10 +10,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
 	"strings"
 
+	"github.com/cuvmm/cuvmm/cmd/cuvmm/internal/pooltrace"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 )
 
@@ -41,6 +44,25 @@ func commands() []command {
 		{"info", "describes the devices, and measures what the calls cost", infoUsage, 0, info},
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
+		{"replay", "replays allocation traces through the pool: memory and time", pooltrace.ReplayUsage, math.MaxInt, traces(pooltrace.Replay)},
+		{"generate", "lists the generated traces, and writes them to a folder", pooltrace.GenerateUsage, math.MaxInt, traces(pooltrace.Generate)},
+	}
+}
+
+// traces is a command on allocation traces.
+func traces(flags func(f *flag.FlagSet) func(args []string, out io.Writer) error) func(f *flag.FlagSet) func([]string, io.Writer, host) (int, error) {
+	return func(f *flag.FlagSet) func([]string, io.Writer, host) (int, error) {
+		do := flags(f)
+		return func(args []string, out io.Writer, _ host) (int, error) {
+			err := do(args, out)
+			switch {
+			case err == nil:
+				return exitOK, nil
+			case errors.As(err, new(pooltrace.UsageError)):
+				return exitUsage, err
+			}
+			return exitFailed, err
+		}
 	}
 }
 
@@ -48,7 +70,7 @@ func usage() string {
 	var b strings.Builder
 	b.WriteString("cuvmm inspects this machine and its processes for GPU virtual memory.\n\nusage: cuvmm COMMAND [flags]\n\n")
 	for _, c := range commands() {
-		fmt.Fprintf(&b, "  %-7s %s\n", c.name, c.short)
+		fmt.Fprintf(&b, "  %-8s %s\n", c.name, c.short)
 	}
 	b.WriteString("\n\"cuvmm COMMAND -h\" describes a command's flags. Exit codes: 0 success,\n1 doctor found a problem, 2 wrong usage, 3 the command failed.\n")
 	return b.String()

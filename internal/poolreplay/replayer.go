@@ -1,4 +1,4 @@
-// Package poolreplay replays traces through a pool, for pooltrace and for the pool's own
+// Package poolreplay replays traces through a pool, for cuvmm replay and for the pool's own
 // tests.
 package poolreplay
 

@@ -1,4 +1,4 @@
-package main
+package pooltrace
 
 import (
 	"bytes"
@@ -29,7 +29,7 @@ func python(t *testing.T, args ...string) (out, complaints string, err error) {
 
 func script(t *testing.T) string {
 	t.Helper()
-	path, err := filepath.Abs("../../scripts/pool-peers.py")
+	path, err := filepath.Abs("../../../../scripts/pool-peers.py")
 	require.NoError(t, err)
 	if _, err := os.Stat(path); err != nil {
 		needs.Lacks(t, "the sources: %v", err)

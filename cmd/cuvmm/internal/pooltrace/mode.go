@@ -1,7 +1,6 @@
-package main
+package pooltrace
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -35,7 +34,7 @@ func chooseModes(names string, many int) ([]mode, error) {
 	for _, name := range strings.Split(names, ",") {
 		i := slices.IndexFunc(all, func(m mode) bool { return m.name == name })
 		if i < 0 {
-			return nil, fmt.Errorf("-modes %s: there is no mode %q: use idle, behind, streams, goroutines or all", names, name)
+			return nil, wrong("-modes %s: there is no mode %q: use idle, behind, streams, goroutines or all", names, name)
 		}
 		chosen = append(chosen, all[i])
 	}

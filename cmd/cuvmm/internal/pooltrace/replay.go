@@ -1,4 +1,7 @@
-package main
+// Package pooltrace replays allocation traces through the pool, and writes the traces of the
+// built-in generators: the commands replay and generate of cuvmm. They need no GPU: without
+// one they use the software driver.
+package pooltrace
 
 import (
 	"encoding/json"
@@ -17,7 +20,8 @@ import (
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
-const replayUsage = `usage: pooltrace replay [flags] FILE...
+// ReplayUsage is the help of the command replay.
+const ReplayUsage = `usage: cuvmm replay [flags] FILE...
 
 Replays each trace twice through a new pool, and prints a line per trace and
 mode: the most memory reserved over the most requested, the mean time of an
@@ -61,52 +65,51 @@ type result struct {
 	Error          string  `json:"error,omitempty"`
 }
 
-func replay(args []string, out, complaints io.Writer) error {
-	f := flag.NewFlagSet("pooltrace replay", flag.ContinueOnError)
-	f.SetOutput(complaints)
-	f.Usage = func() {
-		fmt.Fprint(complaints, replayUsage)
-		f.PrintDefaults()
-	}
+// UsageError is an error of a command's arguments.
+type UsageError struct{ error }
+
+func wrong(format string, args ...any) error { return UsageError{fmt.Errorf(format, args...)} }
+
+// Replay defines the command's flags, and returns the command.
+func Replay(f *flag.FlagSet) func(files []string, out io.Writer) error {
 	choice := f.String("driver", "", "the driver: auto, real or sim (default: what "+auto.DriverEnv+" says, or auto)")
 	memory := f.Int("memory", 256, "`GiB` of memory that the software driver's device has")
 	limit := f.Float64("limit", 0, "the pool's limit in `GiB`; 0 is none")
 	names := f.String("modes", "idle,behind", "the modes, with commas between them, or all")
 	many := f.Int("many", 4, "how many streams or goroutines the modes streams and goroutines use")
 	asJSON := f.Bool("json", false, "print one JSON object per line instead of a table")
-	if err := f.Parse(args); err != nil {
-		return err
-	}
-	chosen, err := chooseModes(*names, *many)
-	switch {
-	case err != nil:
-		return err
-	case *many < 2 || *many > trace.MaxStreams:
-		return fmt.Errorf("-many %d: use 2 to %d", *many, trace.MaxStreams)
-	case f.NArg() == 0:
-		return errors.New("replay needs the files of traces: record one with pool.History.Trace, or make some with pooltrace generate -out FOLDER")
-	}
-	var traces []*trace.Trace
-	for _, name := range f.Args() {
-		t, err := load(name)
+	return func(files []string, out io.Writer) error {
+		chosen, err := chooseModes(*names, *many)
+		switch {
+		case err != nil:
+			return err
+		case *many < 2 || *many > trace.MaxStreams:
+			return wrong("-many %d: use 2 to %d", *many, trace.MaxStreams)
+		case len(files) == 0:
+			return wrong("replay needs the files of traces: record one with pool.History.Trace, or make some with cuvmm generate -out FOLDER")
+		}
+		var traces []*trace.Trace
+		for _, name := range files {
+			t, err := load(name)
+			if err != nil {
+				return err
+			}
+			traces = append(traces, t)
+		}
+		sys, err := auto.Open(auto.Options{
+			Driver:  auto.Choice(*choice),
+			CUDA:    cuda.Options{NamedStreamsOnly: true},
+			Machine: sim.Options{Devices: []sim.DeviceOptions{{Memory: *memory << 30}}},
+		})
 		if err != nil {
 			return err
 		}
-		traces = append(traces, t)
+		d, err := sys.Device(0)
+		if err == nil {
+			err = replayAll(out, d, traces, chosen, pool.Options{Limit: int(*limit * (1 << 30))}, *asJSON)
+		}
+		return errors.Join(err, sys.Close())
 	}
-	sys, err := auto.Open(auto.Options{
-		Driver:  auto.Choice(*choice),
-		CUDA:    cuda.Options{NamedStreamsOnly: true},
-		Machine: sim.Options{Devices: []sim.DeviceOptions{{Memory: *memory << 30}}},
-	})
-	if err != nil {
-		return err
-	}
-	d, err := sys.Device(0)
-	if err == nil {
-		err = replayAll(out, d, traces, chosen, pool.Options{Limit: int(*limit * (1 << 30))}, *asJSON)
-	}
-	return errors.Join(err, sys.Close())
 }
 
 func replayAll(out io.Writer, d *cuda.Device, traces []*trace.Trace, chosen []mode, o pool.Options, asJSON bool) error {
