@@ -75,7 +75,11 @@ func TestChangedVectorsAreTakenAlikeEverywhere(t *testing.T) {
 func compareVectors(t *testing.T, name string, now any) {
 	raw, err := json.MarshalIndent(now, "", "\t")
 	require.NoError(t, err)
-	raw = append(raw, '\n')
+	compareFile(t, name, append(raw, '\n'))
+}
+
+// compareFile is compareVectors for the text of the file.
+func compareFile(t *testing.T, name string, raw []byte) {
 	path := filepath.Join("..", "..", "internal", "test", "vectors", "testdata", name)
 	if *writeVectors {
 		require.NoError(t, os.WriteFile(path, raw, 0o644))

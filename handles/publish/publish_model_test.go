@@ -16,21 +16,25 @@ const modelChunk = 1 << 10
 // both are the two sides of one follower, with the chunks that it has mapped and
 // the length that it may show.
 type both struct {
+	record   func(event)
+	batch    int
 	view     view
 	progress *progress
 	replica  replica
 	ids      []chunk
 	nextID   uint64
-	// withheld is an update on its way, with its chunks.
+	// withheld is an update on its way, with its chunks; reply is an acknowledgement on
+	// its way back.
 	withheld *update
 	adds     []chunk
+	reply    *done
 	refused  uint64 // generation
 	// least is the last generation that a follower which came back has seen.
 	least uint64
 }
 
 func (b *both) grow(t *rapid.T) {
-	for range rapid.IntRange(0, 3*wire.MaxBatch).Draw(t, "chunks") {
+	for range rapid.IntRange(0, 3*b.batch).Draw(t, "chunks") {
 		b.nextID++
 		b.view.chunks = append(b.view.chunks[:len(b.view.chunks):len(b.view.chunks)], chunk{b.nextID, modelChunk * uint64(rapid.IntRange(1, 3).Draw(t, "size"))})
 	}
@@ -40,6 +44,7 @@ func (b *both) grow(t *rapid.T) {
 	b.trim() // what is announced is what the length needs
 	b.view.generation = max(b.view.generation, b.least) + 1
 	b.view.ordered = b.view.generation
+	b.record(showing(b.view))
 }
 
 func (b *both) shrink(t *rapid.T) {
@@ -47,6 +52,8 @@ func (b *both) shrink(t *rapid.T) {
 	b.trim()
 	b.view.generation = max(b.view.generation, b.least) + 1
 	b.progress.lower(b.view.length)
+	b.record(showing(b.view))
+	b.record(event{"do": "lower", "length": b.view.length})
 }
 
 func (b *both) trim() {
@@ -58,12 +65,14 @@ func (b *both) trim() {
 }
 
 func (b *both) say(t *rapid.T) {
-	u, add := b.progress.next(b.view, wire.MaxBatch)
+	u, add := b.progress.next(b.view, b.batch)
+	b.record(sent(u))
 	if u == nil {
 		return
 	}
 	require.Nil(t, b.withheld)
-	require.LessOrEqual(t, len(add), wire.MaxBatch)
+	require.Nil(t, b.reply)
+	require.LessOrEqual(t, len(add), b.batch)
 	b.withheld, b.adds = u, add
 }
 
@@ -73,6 +82,7 @@ func (b *both) hear(t *rapid.T) {
 		return
 	}
 	b.withheld = nil
+	b.tryUpdate(t, u)
 	require.NoError(t, b.replica.take(u))
 	require.Error(t, b.replica.take(u), "one at a time")
 	less := b.replica.less(u)
@@ -88,15 +98,25 @@ func (b *both) hear(t *rapid.T) {
 	default:
 		b.ids = append(b.ids, b.adds...)
 	}
-	ack := b.replica.finish(token{}, failed)
-	require.NoError(t, b.progress.acknowledged(ack))
-	require.Error(t, b.progress.acknowledged(ack), "one acknowledgement of one update")
+	b.reply = b.replica.finish(token{}, failed)
+	b.record(heard(b.reply, &b.replica))
+}
+
+func (b *both) settle(t *rapid.T) {
+	if b.reply == nil {
+		return
+	}
+	b.tryReply(t, *b.reply)
+	require.NoError(t, b.progress.acknowledged(b.reply))
+	require.Error(t, b.progress.acknowledged(b.reply), "one acknowledgement of one update")
+	b.record(event{"do": "acknowledge", "reached": b.progress.told, "pinned": b.progress.pinned(b.view)})
+	b.reply = nil
 }
 
 // comeBack is the end of the connection: what was under way is lost, and the follower
 // comes back to the same publication, or to another one of the name.
 func (b *both) comeBack(t *rapid.T) {
-	b.withheld, b.adds = nil, nil
+	b.withheld, b.adds, b.reply = nil, nil, nil
 	b.replica.serial, b.replica.busy = 0, nil
 	if rapid.Bool().Draw(t, "another") {
 		b.view = view{}
@@ -115,6 +135,35 @@ func (b *both) comeBack(t *rapid.T) {
 	b.least = p.used
 	b.progress = newProgress(b.progress.unit, b.progress.room)
 	b.progress.resume(has, b.view)
+	b.record(showing(b.view))
+	b.record(event{"do": "come back"})
+}
+
+// actions are what can happen next, and under "" what always holds.
+func (b *both) actions() map[string]func(*rapid.T) {
+	return map[string]func(*rapid.T){
+		"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear, "settle": b.settle, "come back": b.comeBack,
+		"": func(t *rapid.T) {
+			require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.replica.chunks...))
+			require.Equal(t, sizeOf(b.ids), b.replica.bytes)
+			require.LessOrEqual(t, b.replica.bytes, b.replica.room)
+			require.LessOrEqual(t, b.replica.length*b.replica.unit, b.replica.bytes)
+			if b.withheld == nil && b.reply == nil {
+				require.Equal(t, identities(b.ids), identities(b.progress.has))
+				require.Equal(t, b.replica.length, b.progress.length)
+				require.Equal(t, b.replica.generation, b.progress.told)
+				require.LessOrEqual(t, b.progress.pinned(b.view), sizeOf(b.ids[common(b.ids, b.view.chunks):]))
+			}
+		},
+	}
+}
+
+func newBoth(t *rapid.T, batch int, record func(event)) *both {
+	unit := rapid.SampledFrom([]uint64{1, 3, 4, 24}).Draw(t, "unit")
+	room := rapid.SampledFrom([]uint64{1 << 40, 100 * modelChunk, modelChunk}).Draw(t, "room")
+	record(event{"do": "begin", "unit": unit, "room": room, "granularity": modelChunk, "most": handles.MaxChunks, "batch": batch})
+	return &both{record: record, batch: batch, progress: newProgress(unit, room),
+		replica: replica{unit: unit, granularity: modelChunk, room: room, most: handles.MaxChunks}}
 }
 
 func identities(all []chunk) (ids []uint64) {
@@ -129,40 +178,29 @@ func identities(all []chunk) (ids []uint64) {
 // their places, and never more than fit.
 func TestFollowersAgreeWithTheirPublisher(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		unit := rapid.SampledFrom([]uint64{1, 3, 4, 24}).Draw(t, "unit")
-		room := rapid.SampledFrom([]uint64{1 << 40, 100 * modelChunk, modelChunk}).Draw(t, "room")
-		b := &both{progress: newProgress(unit, room),
-			replica: replica{unit: unit, granularity: modelChunk, room: room, most: handles.MaxChunks}}
-		t.Repeat(map[string]func(*rapid.T){
-			"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear, "come back": b.comeBack,
-			"": func(t *rapid.T) {
-				require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.replica.chunks...))
-				require.Equal(t, sizeOf(b.ids), b.replica.bytes)
-				require.LessOrEqual(t, b.replica.bytes, room)
-				require.LessOrEqual(t, b.replica.length*unit, b.replica.bytes)
-				if b.withheld == nil {
-					require.Equal(t, identities(b.ids), identities(b.progress.has))
-					require.Equal(t, b.replica.length, b.progress.length)
-					require.Equal(t, b.replica.generation, b.progress.told)
-					require.LessOrEqual(t, b.progress.pinned(b.view), sizeOf(b.ids[common(b.ids, b.view.chunks):]))
-				}
-			},
-		})
-		for b.progress.told < b.view.generation || b.progress.out != nil {
-			b.say(t)
-			b.hear(t)
-		}
-		switch {
-		case b.view.generation == 0: // a publisher that has announced nothing takes nothing away
-		case b.refused == b.view.generation:
-		case sizeOf(b.view.chunks) > room:
-			require.Equal(t, len(b.ids), common(b.ids, b.view.chunks), "nothing is kept that is not shown")
-		default:
-			require.Equal(t, append([]chunk{}, b.view.chunks...), append([]chunk{}, b.ids...))
-			require.Equal(t, b.view.length, b.replica.length)
-			require.Zero(t, b.progress.pinned(b.view))
-		}
+		b := newBoth(t, wire.MaxBatch, func(event) {})
+		t.Repeat(b.actions())
+		b.finish(t)
 	})
+}
+
+// finish lets everything arrive, and checks where that leads.
+func (b *both) finish(t *rapid.T) {
+	for b.progress.told < b.view.generation || b.progress.out != nil {
+		b.say(t)
+		b.hear(t)
+		b.settle(t)
+	}
+	switch {
+	case b.view.generation == 0: // a publisher that has announced nothing takes nothing away
+	case b.refused == b.view.generation:
+	case sizeOf(b.view.chunks) > b.replica.room:
+		require.Equal(t, len(b.ids), common(b.ids, b.view.chunks), "nothing is kept that is not shown")
+	default:
+		require.Equal(t, append([]chunk{}, b.view.chunks...), append([]chunk{}, b.ids...))
+		require.Equal(t, b.view.length, b.replica.length)
+		require.Zero(t, b.progress.pinned(b.view))
+	}
 }
 
 // No acknowledgement makes a publisher believe what it has not sent.

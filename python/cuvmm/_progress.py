@@ -33,15 +33,21 @@ class Progress:
     ``reached`` is the generation that it has, or refused.
     """
 
-    def __init__(self, unit: int, room: int, has: Sequence[Chunk] = (), length: int = 0, generation: int = 0) -> None:
+    def __init__(self, unit: int, room: int) -> None:
         self._unit, self.room = unit, room
-        self._has: List[Chunk] = list(has)
-        self._length = length
-        self.reached = generation
+        self._has: List[Chunk] = []
+        self._length = 0
+        self.reached = 0
         self._serial = 0
         self._low: Optional[int] = None  # the least length shown since the last view was made
         self._out: Optional[View] = None
         self.reason = ""
+
+    def resume(self, identities: Sequence[int], length: int, generation: int, s: Shown) -> None:
+        """Begins with the chunks of a follower that reconnects. The sizes of those that are not shown are unknown."""
+        shown = [*s.chunks[:len(identities)], *[Chunk(0, 0)] * len(identities)]
+        self._has = [c if c.identity == i else Chunk(i, 0) for i, c in zip(identities, shown)]
+        self._length, self.reached = length, generation
 
     def lower(self, length: int) -> None:
         """Notes that fewer elements are shown."""

@@ -252,9 +252,8 @@ class Publication(OfProcess):
             page, slot = session.word(self._memory.device if self._words else None)
             if ahead >= 0 and self._view.generation:  # the publisher that it had was ahead
                 self._show(self._view._replace(generation=self._spend(m["generation"])))
-            sizes = {c.identity: c for c in self._view.chunks}
-            has = [sizes.get(c["identity"], Chunk(c["identity"], 0)) for c in m["chunks"]]
-            progress = Progress(self._memory.kind.size, reserved, has, m["length"], m["generation"])
+            progress = Progress(self._memory.kind.size, reserved)
+            progress.resume([c["identity"] for c in m["chunks"]], m["length"], m["generation"], self._view)
             f = _Replicator(session, os.urandom(16), page, slot, progress)
             self._write(self._view.generation, [], [f])
             session.add(self, f)

@@ -1,70 +1,100 @@
-"""The two state machines of a publication, one against the other, in random orders."""
+"""The two state machines of a publication do what those of the Go library do, in whatever order things happen."""
 
 from __future__ import annotations
 
-import random
+import copy
+import json
 import unittest
-from typing import List, Optional
+from typing import Any, Callable, Dict, Optional
 
 from cuvmm._progress import Progress, Shown
-from cuvmm._replica import ENDED, MOVED, SUSPENDED, Chunk, Replica, View, size_of
+from cuvmm._replica import ENDED, MOVED, SUSPENDED, Chunk, Replica, View
 from cuvmm.errors import Error, ProtocolError
+
+from .support import ROOT
 
 UNIT, GRANULARITY = 8, 64
 
 
-class Model(unittest.TestCase):
-    def test_a_follower_reaches_what_is_shown(self) -> None:
-        for seed in range(300):
-            with self.subTest(seed=seed):
-                self._run(random.Random(seed))
+def chunks(e: Dict[str, Any]) -> "tuple[Chunk, ...]":
+    return tuple(Chunk(*c) for c in e["chunks"])
 
-    def _run(self, r: random.Random) -> None:
-        room = GRANULARITY * r.randint(1, 30)
-        progress, replica = Progress(UNIT, room), Replica(UNIT, GRANULARITY, room, 1 << 16)
-        chunks: List[Chunk] = []
-        shown, number = Shown(0, 0, 0, ()), 0
-        out: Optional[View] = None
-        for _ in range(r.randint(1, 60)):
-            what = r.randrange(4)
-            if what == 0:  # the publication changes
-                if chunks and r.random() < 0.4:
-                    del chunks[r.randrange(len(chunks)):]
-                for _ in range(r.randint(0, 4)):
-                    number += 1
-                    chunks.append(Chunk(number, GRANULARITY * r.randint(1, 3)))
-                length = r.randint(0, size_of(chunks) // UNIT)
-                if length < shown.length:
-                    progress.lower(length)
-                shown = Shown(shown.generation + 1, shown.generation + 1, length, tuple(chunks))
-            elif what == 1 and out is None:
-                out = progress.next(shown, 2)
-                if out is not None:
-                    replica.begin(out)
-            elif what == 2 and out is not None:
-                failed = Error("no room") if r.random() < 0.1 else None
-                progress.acknowledge(replica.finish(failed))
-                out = None
-            elif what == 3 and r.random() < 0.2:  # the connection ends, and the follower comes back, to this publisher or another
-                out = None
-                replica.restart()
-                if r.random() < 0.3:
-                    chunks = [Chunk(c.identity + 1_000_000, c.size) for c in chunks]
-                if shown.generation:
-                    shown = Shown(max(shown.generation, replica.generation + 1), 0, min(shown.length, size_of(chunks) // UNIT), tuple(chunks))
-                progress = Progress(UNIT, room, list(replica.chunks), replica.length, replica.generation)
-        for _ in range(1000):  # at rest the follower has what is shown, or refused it, or has no room
-            if out is not None:
-                progress.acknowledge(replica.finish(None))
-                out = None
-            out = progress.next(shown, 2)
-            if out is None:
-                break
-            replica.begin(out)
-        self.assertEqual(progress.reached, shown.generation)
-        if not progress.reason:
-            self.assertEqual((replica.length, replica.chunks), (shown.length, list(shown.chunks)))
-            self.assertEqual(progress.pinned(shown), 0)
+
+def view(e: Dict[str, Any]) -> View:
+    return View(e["serial"], e["generation"], e["ordered"], e["length"], e["keep"], e["last"], e["over"], chunks(e))
+
+
+def done(e: Dict[str, Any]) -> Dict[str, Any]:
+    return {"serial": e["serial"], "status": e["status"], "chunks": e["chunks"], "reason": ""}
+
+
+def takes(call: Callable[..., Any], what: Any) -> bool:
+    try:
+        call(what)
+    except Error:
+        return False
+    return True
+
+
+class Replay:
+    """A publisher's and a follower's machine, which go through the events of one run of the model in Go."""
+
+    def __init__(self, e: Dict[str, Any]) -> None:
+        self.of = e
+        self.progress = Progress(e["unit"], e["room"])
+        self.replica = Replica(e["unit"], e["granularity"], e["room"], e["most"])
+        self.shown = Shown(0, 0, 0, ())
+        self.out: Optional[View] = None
+        self.reply: Dict[str, Any] = {}
+
+    def results(self, e: Dict[str, Any]) -> Dict[str, Any]:
+        """Does what the event says, and returns its results."""
+        do = e["do"]
+        if do == "show":
+            self.shown = Shown(e["generation"], e["ordered"], e["length"], chunks(e))
+        elif do == "lower":
+            self.progress.lower(e["length"])
+        elif do == "next":
+            v = self.progress.next(self.shown, self.of["batch"])
+            if v is None:
+                return {"serial": 0}
+            self.out = v
+            return {"serial": v.serial, "generation": v.generation, "ordered": v.ordered, "length": v.length, "keep": v.keep,
+                    "last": v.last, "over": v.over, "chunks": [list(c) for c in v.add]}
+        elif do == "try update":
+            return {"taken": takes(copy.deepcopy(self.replica).begin, view(e))}
+        elif do == "carry out":
+            assert self.out is not None
+            self.replica.begin(self.out)
+            self.reply = self.replica.finish(Error("refused") if e["status"] else None)
+            return {**{k: self.reply[k] for k in ("serial", "status", "chunks")}, "length": self.replica.length, "generation": self.replica.generation}
+        elif do == "try acknowledge":
+            return {"taken": takes(copy.deepcopy(self.progress).acknowledge, done(e))}
+        elif do == "acknowledge":
+            self.progress.acknowledge(self.reply)
+            return {"reached": self.progress.reached, "pinned": self.progress.pinned(self.shown)}
+        elif do == "come back":
+            self.replica.restart()
+            self.progress = Progress(self.of["unit"], self.of["room"])
+            self.progress.resume([c.identity for c in self.replica.chunks], self.replica.length, self.replica.generation, self.shown)
+        else:
+            raise AssertionError(f"an event {do!r}, which this test does not know")
+        return {}
+
+
+class Machines(unittest.TestCase):
+    def test_the_traces_of_the_model(self) -> None:
+        replay: Optional[Replay] = None
+        traces = (ROOT / "internal/test/vectors/testdata/traces.jsonl").read_text().splitlines()
+        for n, line in enumerate(traces, 1):
+            e = json.loads(line)
+            if e["do"] == "begin":
+                replay = Replay(e)
+                continue
+            assert replay is not None
+            got = replay.results(e)
+            self.assertEqual(got, {k: e[k] for k in got}, f"line {n}: {line}")
+        self.assertIsNotNone(replay)
 
     def test_what_a_follower_refuses(self) -> None:
         good = View(1, 1, 1, 8, 0, add=(Chunk(1, 64),))
@@ -92,16 +122,6 @@ class Model(unittest.TestCase):
         t.begin(good)
         with self.assertRaises(ProtocolError):
             t.begin(good._replace(serial=2, generation=2))
-
-    def test_what_a_publisher_refuses(self) -> None:
-        for reply in ({"serial": 2, "status": 0, "chunks": 1, "reason": ""}, {"serial": 1, "status": 0, "chunks": 0, "reason": ""}, {"serial": 1, "status": 6, "chunks": 1, "reason": ""}):
-            f = Progress(UNIT, 1 << 20)
-            f.next(Shown(1, 1, 8, (Chunk(1, 64),)), 64)
-            with self.assertRaises(ProtocolError):
-                f.acknowledge(reply)
-        with self.assertRaises(ProtocolError):
-            Progress(UNIT, 64).acknowledge({"serial": 0, "status": 0, "chunks": 0, "reason": ""})
-
 
 
 if __name__ == "__main__":
