@@ -16,8 +16,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -116,7 +116,7 @@ func (t *snapshotReader) devices(sys *cuda.System) {
 // object adds a live object.
 func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 	switch x := owner.(type) {
-	case ranges.Inspected:
+	case *vrange.Range:
 		t.reservation(x, t.callers(o))
 	case share.Memory:
 		about := x.About()
@@ -135,11 +135,10 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 // mappingsAtOnce is the number of mappings read under one hold of a range's lock.
 const mappingsAtOnce = 1024
 
-func (t *snapshotReader) reservation(r ranges.Inspected, stack int) {
-	base, size, granularity := r.Span()
-	to := Reservation{Ptr: Address(base), Bytes: int(size), Granularity: int(granularity), Stuck: int(r.Stuck()), Stack: stack}
+func (t *snapshotReader) reservation(r *vrange.Range, stack int) {
+	to := Reservation{Ptr: Address(r.Base), Bytes: int(r.Size), Granularity: int(r.Granularity), Stuck: int(r.Stuck()), Stack: stack}
 	next := uint64(0)
-	for batch := make([]ranges.Mapping, 0, mappingsAtOnce); ; batch = batch[:0] {
+	for batch := make([]vrange.MappingAt, 0, mappingsAtOnce); ; batch = batch[:0] {
 		batch = r.Mappings(next, batch)
 		for _, m := range batch {
 			to.Mappings = append(to.Mappings, Mapping{Offset: int(m.Off), Bytes: int(m.Memory.Size), Memory: m.Memory.ID(),

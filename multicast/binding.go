@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -68,7 +68,7 @@ func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, si
 	if m == nil {
 		return nil, errs.Invalid(op, "a nil mapping", "make one with vmm.Reservation.Map")
 	}
-	h, drop, err := ranges.Memory(op, m)
+	h, drop, err := vrange.MemoryOf(op, m)
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,9 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -209,7 +210,7 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	if !open {
 		return nil, errs.ClosedError(op, "memory")
 	}
-	grants, err := ranges.Grants(op, d, h.Asked.Location, access)
+	grants, err := memspec.CheckAccess(op, d.System(), h.Asked.Location, access)
 	if err != nil {
 		return nil, phys.Abandon(op, err, h)
 	}
@@ -221,13 +222,13 @@ func (t *Team) mapped(d *cuda.Device, p vmm.Physical, devices []*cuda.Device) (*
 	t.own("address range", func() error {
 		if mapped {
 			mapped = false // after an error, Close of the range tries it again
-			if err := ranges.Of(r).UnmapRun(op, 0, uint64(t.size)); err != nil {
+			if err := vrange.Of(r).UnmapRun(op, 0, uint64(t.size)); err != nil {
 				return err
 			}
 		}
 		return r.Close()
 	})
-	if err := ranges.Of(r).MapRun(op, 0, []*phys.Handle{h}, grants); err != nil {
+	if err := vrange.Of(r).MapRun(op, 0, []*phys.Handle{h}, grants); err != nil {
 		return nil, phys.Abandon(op, err, h)
 	}
 	mapped = true

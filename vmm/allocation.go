@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -35,10 +36,6 @@ type Allocation struct {
 	watched life.Watched
 }
 
-// maxBytes exceeds the address space of any device; rounding larger sizes up would
-// overflow.
-const maxBytes = 1 << 60
-
 // Create creates size bytes of physical memory, a multiple of the granularity. The
 // caller closes it. Its contents are undefined: drivers have returned zeros, but do
 // not promise them.
@@ -48,7 +45,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := checkSize(op, size, gran); err != nil {
+	if err := memspec.CheckSize(op, size, gran); err != nil {
 		return nil, err
 	}
 	if _, err := core.ContextOf(op, d); err != nil {
@@ -68,21 +65,6 @@ func newAllocation(h *phys.Handle, g Granularity) *Allocation {
 	a.holder = phys.NewHolder(h, &a.closer.Life)
 	h.Watch(&a.watched)
 	return a
-}
-
-// checkSize refuses sizes that are not a positive multiple of the granularity.
-func checkSize(op string, size int, gran uint64) error {
-	g := int(gran)
-	switch {
-	case size <= 0:
-		return errs.Invalid(op, "a size of "+errs.Count(size, "byte"), fmt.Sprintf("ask for a multiple of %s", errs.Bytes(g)))
-	case size > maxBytes:
-		return errs.Invalid(op, fmt.Sprintf("a size of %s", errs.Bytes(size)), "no device has that much: ask for less")
-	case size%g != 0:
-		return errs.Invalid(op, fmt.Sprintf("a size of %s", errs.Bytes(size)),
-			fmt.Sprintf("ask for a multiple of the granularity, %s: %s", errs.Bytes(g), errs.Bytes((size/g+1)*g)))
-	}
-	return nil
 }
 
 // refused probes, after the driver refused to create memory, whether the device has

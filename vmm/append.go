@@ -134,7 +134,7 @@ func (b *buffer) appendLocked(op string, s *cuda.Stream, n, size int, fill func(
 	if err != nil {
 		return 0, err
 	}
-	err = fill(on, cuda.Ptr(b.res.base)+cuda.Ptr(at))
+	err = fill(on, cuda.Ptr(b.res.Base)+cuda.Ptr(at))
 	if err == nil && s == nil {
 		err = on.Synchronize()
 	}
@@ -186,7 +186,7 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 // allowsLocked refuses a stream whose device has no such access to the buffer. The
 // caller holds mu.
 func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags) error {
-	have := b.access.mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
+	have := b.access.Mode(driver.Location{Type: driver.LocationDevice, ID: int32(s.Device().Ordinal())})
 	if have < need {
 		hint := "grant the access with SetAccess, or use a stream of another device"
 		if b.imported != nil && need > b.imported.most {

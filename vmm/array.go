@@ -61,13 +61,13 @@ func (a *Array[T]) inner() *buffer { return a.Buffer().inner() }
 func (a *Array[T]) made(op string) *buffer { return a.Buffer().made(op) }
 
 // Ptr returns the address of the first element, fixed for life.
-func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.made("vmm.Array.Ptr").res.base) }
+func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.made("vmm.Array.Ptr").res.Base) }
 
 // Len returns the number of elements in use.
 func (a *Array[T]) Len() int { return int(a.made("vmm.Array.Len").used.Load()) / int(sizeOf[T]()) }
 
 // Cap returns how many elements the reserved range can hold.
-func (a *Array[T]) Cap() int { return int(a.made("vmm.Array.Cap").res.size / uint64(sizeOf[T]())) }
+func (a *Array[T]) Cap() int { return int(a.made("vmm.Array.Cap").res.Size / uint64(sizeOf[T]())) }
 
 // Append copies src behind the last element and returns the index of its first
 // one, as Buffer.Append does. Goroutines may append concurrently.

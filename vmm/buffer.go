@@ -12,7 +12,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Buffer is GPU memory that grows and shrinks in place: its address is fixed
@@ -87,10 +89,10 @@ type buffer struct {
 	// anything while it holds mu.
 	mu     sync.RWMutex
 	access accessList
-	chunks []*mapping
+	chunks []chunk
 	// tail holds chunks behind the committed ones that were clipped and wait for
 	// the GPU: still mapped, in the order of their addresses.
-	tail []*mapping
+	tail []chunk
 	// used and committed are read without a lock, and changed under changes.
 	used, committed atomic.Uint64
 	grown           atomic.Uint64
@@ -156,9 +158,9 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	if err != nil {
 		return nil, err
 	}
-	if o.Reserve < 0 || o.Reserve > maxBytes {
+	if o.Reserve < 0 || o.Reserve > memspec.MaxBytes {
 		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s", errs.Bytes(o.Reserve)),
-			"reserve 0 for the device's memory, or a positive size of at most "+errs.Bytes(maxBytes))
+			"reserve 0 for the device's memory, or a positive size of at most "+errs.Bytes(memspec.MaxBytes))
 	}
 	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran, ReserveOptions{Align: o.Align, Hint: o.Hint})
 	if err != nil {
@@ -178,7 +180,7 @@ func (b *buffer) track(committed uint64) {
 // memory, halved down to need while there is not enough address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.
-	unit, err := addressGranularity(op, d)
+	unit, err := vrange.Granularity(op, d)
 	if err != nil {
 		return nil, err
 	}
@@ -209,13 +211,13 @@ func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Acc
 		}
 	}
 	list, err := checkAccess(op, d.System(), memory, all)
-	return accessList(nil).with(list), err
+	return accessList(nil).With(list), err
 }
 
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
 // Ptr returns the address of the first byte, fixed for life.
-func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.made("vmm.Buffer.Ptr").res.base) }
+func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.made("vmm.Buffer.Ptr").res.Base) }
 
 // Len returns how many bytes are in use.
 func (b *Buffer) Len() int { return int(b.made("vmm.Buffer.Len").used.Load()) }
@@ -250,13 +252,13 @@ func (b *buffer) stats() BufferStats {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	return BufferStats{
-		Reserved:  int(b.res.size),
+		Reserved:  int(b.res.Size),
 		Committed: int(b.committed.Load()),
 		Used:      int(b.used.Load()),
 		Chunks:    len(b.chunks),
 		Shared:    int(b.sharedLocked()),
 		Grown:     int(b.grown.Load()),
-		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.stuckBytes.Load()),
+		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.Stuck()),
 	}
 }
 

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // SetAccess changes the access of places to the buffer's memory, in one driver call, and
@@ -18,14 +19,14 @@ func (b *buffer) setAccess(op string, access []Access) error {
 	}
 	defer b.leave()
 	if end := b.mappedLocked(); end > 0 {
-		err = b.res.setAccess(op, 0, end, access)
+		err = setAccess(op, b.res, 0, end, access)
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
 	case err == nil:
 		b.access = after
-	case !b.res.unsure():
+	case !b.res.Unsure():
 		b.access = before
 	}
 	return err
@@ -40,12 +41,12 @@ func (b *buffer) enterAccess(op string, access []Access) (before, after accessLi
 	changes, err := b.mayAccess(op, access)
 	if err == nil {
 		b.mu.Lock()
-		before, after = b.access, b.access.with(changes)
-		if home := b.prop.Location; home.Type != driver.LocationDevice && after.mode(home) < before.mode(home) {
-			err = b.res.views.none(op, 0, rest)
+		before, after = b.access, b.access.With(changes)
+		if home := b.prop.Location; home.Type != driver.LocationDevice && after.Mode(home) < before.Mode(home) {
+			err = b.res.Views.None(op, 0, vrange.End)
 		}
 		if err == nil {
-			b.access = before.lower(after)
+			b.access = before.Lower(after)
 		}
 		b.mu.Unlock()
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // A chunk of a buffer is in one of these states. Only a change of the buffer (which
@@ -17,7 +18,7 @@ import (
 //	clipped    in tail: out of use, still mapped and granted, and the GPU may still
 //	           use it; clip is the call that took it
 //	passed     in tail, and the GPU has passed the work that its clip fenced
-//	stuck      in reservation.stuck: a teardown or an undo failed, so it is not known
+//	stuck      in the range: a teardown or an undo failed, so it is not known
 //	           whether it is mapped; its addresses are not used again
 //
 //	none      -> committed  commitLocked (createLocked), attachLocked, Move, Fork
@@ -29,19 +30,46 @@ import (
 //	passed    -> none       trimLocked, from the end of the tail, which has no holes
 //	committed -> passed     rollbackLocked
 //	committed -> none       Clip, Close (uncommitLocked)
-//	any       -> stuck      unmapRun or an undo fails
-//	stuck     -> none       Clip or Close tries again (finish)
+//	any       -> stuck      an unmap or an undo fails
+//	stuck     -> none       Clip or Close tries again (Range.Finish)
 //
 // The memory itself lives as long as its reference count (phys.Handle) is above zero:
 // another buffer after Move or Fork may hold a reference, or a view that is being
 // exported.
+
+// chunk is memory of a buffer at its place.
+type chunk struct {
+	*vrange.Mapping
+	clip *clip // the last one that took it
+}
+
+// addLocked puts mapped memory behind the committed chunks. The caller holds mu for
+// writing.
+func (b *buffer) addLocked(run []*vrange.Mapping) {
+	b.chunks = slices.Grow(b.chunks, len(run))
+	for _, m := range run {
+		b.chunks = append(b.chunks, chunk{Mapping: m})
+	}
+	last := run[len(run)-1]
+	b.committed.Store(last.Off + last.Memory.Size)
+}
+
+// unmap unmaps a run of chunks that are in no list any more.
+func (b *buffer) unmap(op string, gone []chunk) error {
+	var few [8]*vrange.Mapping
+	maps := few[:0]
+	for _, c := range gone {
+		maps = append(maps, c.Mapping)
+	}
+	return b.res.Unmap(op, maps...)
+}
 
 // mappedLocked returns where the mapped part of the range ends: behind the clipped
 // chunks that wait. The caller holds mu or changes.
 func (b *buffer) mappedLocked() uint64 {
 	if n := len(b.tail); n > 0 {
 		last := b.tail[n-1]
-		return last.off + last.phys.Size
+		return last.Off + last.Memory.Size
 	}
 	return b.committed.Load()
 }
@@ -52,7 +80,7 @@ func (b *buffer) full() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	keep := len(b.chunks)
-	for keep > 0 && b.chunks[keep-1].off >= b.used.Load() {
+	for keep > 0 && b.chunks[keep-1].Off >= b.used.Load() {
 		keep--
 	}
 	return keep
@@ -63,8 +91,8 @@ func (b *buffer) firstFree() uint64 {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	used, at := b.used.Load(), b.committed.Load()
-	for i := len(b.chunks) - 1; i >= 0 && b.chunks[i].off >= used; i-- {
-		at = b.chunks[i].off
+	for i := len(b.chunks) - 1; i >= 0 && b.chunks[i].Off >= used; i-- {
+		at = b.chunks[i].Off
 	}
 	return at
 }
@@ -73,15 +101,15 @@ func (b *buffer) firstFree() uint64 {
 func (b *buffer) finalTail() bool {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	return slices.ContainsFunc(b.tail, func(m *mapping) bool { return m.clip.final })
+	return slices.ContainsFunc(b.tail, func(m chunk) bool { return m.clip.final })
 }
 
 // sharedLocked returns how many bytes of the chunks other buffers share. The caller
 // holds mu.
 func (b *buffer) sharedLocked() (bytes uint64) {
 	for _, c := range b.chunks {
-		if c.phys.Mappings.Load() > 1 {
-			bytes += c.phys.Size
+		if c.Memory.Mappings.Load() > 1 {
+			bytes += c.Memory.Size
 		}
 	}
 	return bytes
@@ -104,7 +132,7 @@ func (b *buffer) retained() (v share.View) {
 	b.mu.RLock()
 	defer b.mu.RUnlock()
 	for _, m := range b.chunks {
-		v.Chunks = append(v.Chunks, share.ChunkOf(m.phys, m.off))
+		v.Chunks = append(v.Chunks, share.ChunkOf(m.Memory, m.Off))
 	}
 	return v
 }

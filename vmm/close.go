@@ -4,6 +4,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Close waits for all work that could use the buffer (see the package
@@ -68,7 +69,7 @@ func (b *Buffer) teardown(op string) error {
 	if err := in.uncommitLocked(op, 0); err != nil {
 		return err
 	}
-	if err := in.res.close(op); err != nil {
+	if err := in.res.Close(op); err != nil {
 		return err
 	}
 	in.gone.Store(true)
@@ -88,14 +89,14 @@ func (b *buffer) Abandon(op string, cause error) error {
 // wait waits for the devices that have access to the buffer as far as the driver is
 // concerned.
 func (b *buffer) wait(op string) error {
-	return b.res.System().WaitDevices(op, b.res.devices())
+	return b.res.System().WaitDevices(op, b.res.Devices())
 }
 
 // close takes the buffer out of use, unless a publication holds it or a Host function runs.
 func (b *buffer) close(op string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if err := b.res.views.none(op, 0, rest); err != nil {
+	if err := b.res.Views.None(op, 0, vrange.End); err != nil {
 		return err
 	}
 	b.holds.mu.Lock()

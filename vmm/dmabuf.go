@@ -1,12 +1,10 @@
 package vmm
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
@@ -21,7 +19,7 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer in.closer.Release()
+	defer in.Closer.Release()
 	if off < 0 || size <= 0 {
 		return nil, errPart(op, off, size)
 	}
@@ -35,7 +33,7 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 	if c.System() != in.System() {
 		return nil, errs.ForeignError(op, "device")
 	}
-	return in.dmabuf(op, c, uint64(off), uint64(size))
+	return in.DMABuf(op, c, uint64(off), uint64(size))
 }
 
 // DMABuf makes a DMA-BUF descriptor of the bytes in use from byte from up to, not
@@ -60,33 +58,5 @@ func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	return in.res.dmabuf(op, c, part.off, uint64(to-from))
-}
-
-func (r *reservation) dmabuf(op string, c *core.Context, off, size uint64) (*os.File, error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if err := r.mappedThroughout(op, off, size); err != nil {
-		return nil, err
-	}
-	fd, res := r.System().Drv.MemGetHandleForAddressRange(c.Handle, r.base+driver.Ptr(off), size)
-	if res != driver.Success {
-		return nil, c.CallError(op, driver.CallMemGetHandleForAddressRange, res,
-			fmt.Sprintf("%s at offset %s", errs.Bytes(size), errs.Bytes(off)))
-	}
-	return os.NewFile(uintptr(fd), "dmabuf"), nil
-}
-
-// mappedThroughout refuses a part with a gap, or beyond the range.
-func (r *reservation) mappedThroughout(op string, off, size uint64) error {
-	end := off
-	for i := r.findLocked(off); i < len(r.maps) && r.maps[i].off <= end && end-off < size; i++ {
-		end = r.maps[i].off + r.maps[i].phys.Size
-	}
-	if end < off || end-off < size {
-		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
-			Asked: fmt.Sprintf("%s at offset %s, of which not all is mapped", errs.Bytes(size), errs.Bytes(off)),
-			Hint:  "map memory there first"})
-	}
-	return nil
+	return in.res.DMABuf(op, c, part.off, uint64(to-from))
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -63,15 +64,15 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 	b.appending = b.copies.begin(on) // leave ends it
 	reserve := uint64(o.Reserve)
 	if reserve == 0 {
-		reserve = b.res.size
+		reserve = b.res.Size
 	}
 	f, err := b.twin(op, reserve, ReserveOptions{Hint: o.Hint, Align: o.Align})
 	if err != nil {
 		return nil, err
 	}
-	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.size)
+	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.Size)
 	if err != nil {
-		return nil, f.res.abandon(op, err)
+		return nil, f.res.Abandon(op, err)
 	}
 	if err := f.mapChunks(op, handles); err != nil {
 		return nil, err
@@ -102,7 +103,7 @@ func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 	if n < 0 {
 		return errs.Invalid(op, counted(n, size), "lengths are not negative")
 	}
-	if o.Reserve != 0 && (o.Reserve < n || o.Reserve > maxBytes) {
+	if o.Reserve != 0 && (o.Reserve < n || o.Reserve > memspec.MaxBytes) {
 		return errs.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", errs.Count(o.Reserve, "byte"), n),
 			"reserve 0 for as much as the old buffer has, or at least the prefix")
 	}
@@ -113,12 +114,12 @@ func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 // that lie entirely in them, and a new one for the rest, which ends at most at limit.
 func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
 	for _, c := range b.chunks {
-		if rest = n - c.off; rest < c.phys.Size {
+		if rest = n - c.Off; rest < c.Memory.Size {
 			break
 		}
 		rest = 0
-		c.phys.Retain()
-		handles = append(handles, c.phys)
+		c.Memory.Retain()
+		handles = append(handles, c.Memory)
 	}
 	if rest == 0 {
 		return handles, 0, nil
@@ -136,7 +137,7 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 	b.mu.RLock()
 	err := b.allowsLocked(op, on, driver.AccessReadWrite)
 	if err == nil {
-		err = wrap(op, on.Copy(cuda.Ptr(f.res.base)+off, cuda.Ptr(b.res.base)+off, n))
+		err = wrap(op, on.Copy(cuda.Ptr(f.res.Base)+off, cuda.Ptr(b.res.Base)+off, n))
 	}
 	b.mu.RUnlock()
 	return err
@@ -157,18 +158,18 @@ func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 			hint = "it is closing: wait for its Released, or call System.Drain"
 		}
 		if end > n {
-			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.base)), hint)
+			return refuse(end, fmt.Sprintf("the buffer at %#x still sees, from which this one was moved", uint64(past.res.Base)), hint)
 		}
 	}
 	for i := len(b.chunks) - 1; i >= 0; i-- {
 		c := b.chunks[i]
-		end := c.off + c.phys.Size
+		end := c.Off + c.Memory.Size
 		if end <= n {
 			return nil
 		}
-		mappings, own := c.phys.Mappings.Load(), int32(1) // in this order: earlier buffers only unmap meanwhile, so own is never too large
+		mappings, own := c.Memory.Mappings.Load(), int32(1) // in this order: earlier buffers only unmap meanwhile, so own is never too large
 		for past := b.pastLocked(); past != nil; past = past.pastLocked() {
-			own += past.res.count(c.phys)
+			own += past.res.Count(c.Memory)
 		}
 		if mappings > own {
 			return refuse(end, "are shared with forks", "close the others first, or Fork a shorter prefix and use that")
@@ -184,16 +185,4 @@ func (b *buffer) pastLocked() *buffer {
 		b.moved = b.moved.moved
 	}
 	return b.moved
-}
-
-// count returns how many mappings of some memory the range has.
-func (r *reservation) count(h *phys.Handle) (n int32) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, m := range r.maps {
-		if m.phys == h {
-			n++
-		}
-	}
-	return n
 }

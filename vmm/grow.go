@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Grow commits memory for n more bytes without changing Len, so that appending them
@@ -74,9 +75,9 @@ func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 	if err := b.imported.mayGrow(op, used, uint64(n), b.committed.Load(), size); err != nil {
 		return 0, err
 	}
-	if uint64(n) > b.res.size-used {
+	if uint64(n) > b.res.Size-used {
 		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
-			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n/size, "more "+noun(size)), used/uint64(size), b.res.size/uint64(size)),
+			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n/size, "more "+noun(size)), used/uint64(size), b.res.Size/uint64(size)),
 			Hint:  "reserve more when the buffer is made, or Move it to a larger range, without a copy"})
 	}
 	return used + uint64(n), nil
@@ -111,7 +112,7 @@ func (b *buffer) enterGrowth(op string, to func() uint64) error {
 	}
 	err := b.frozen(op)
 	if at := b.committed.Load(); err == nil && to() > at && b.finalTail() {
-		err = b.res.views.none(op, at, rest)
+		err = b.res.Views.None(op, at, vrange.End)
 	}
 	if err != nil {
 		b.leave()
@@ -140,10 +141,10 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	back := 0
 	at := committed
 	for back < len(b.tail) && at < n {
-		at += b.tail[back].phys.Size
+		at += b.tail[back].Memory.Size
 		back++
 	}
-	var maps []*mapping
+	var maps []*vrange.Mapping
 	if at < n {
 		if maps, err = b.createLocked(op, at, n); err != nil {
 			return before, err
@@ -151,21 +152,20 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(maps) > 0 {
-		last := maps[len(maps)-1]
-		at = last.off + last.phys.Size
-	}
-	b.chunks = append(append(b.chunks, b.tail[:back]...), maps...)
+	b.chunks = append(b.chunks, b.tail[:back]...)
 	b.tail = b.tail[back:]
 	b.committed.Store(at)
+	if len(maps) > 0 {
+		b.addLocked(maps)
+	}
 	b.grown.Add(1)
-	b.Resize(at)
+	b.Resize(b.committed.Load())
 	return before, nil
 }
 
 // createLocked creates and maps the chunks from offset at to at least n. It holds no
 // lock but changes while it creates memory, which may take long.
-func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
+func (b *buffer) createLocked(op string, at, n uint64) ([]*vrange.Mapping, error) {
 	if b.imported != nil && !b.imported.own.Load() {
 		return nil, b.imported.full(op, at, n, 1)
 	}
@@ -173,7 +173,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 	var handles []*phys.Handle
 	var err error
 	for end := at; end < n; {
-		size := b.plan.next(end, b.res.size-end)
+		size := b.plan.next(end, b.res.Size-end)
 		h, r := phys.Create(sys, size, b.prop)
 		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
 			size = least
@@ -187,8 +187,8 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 		end += size
 	}
 	if err == nil {
-		var maps []*mapping
-		if maps, err = b.res.mapRun(op, nil, at, handles, b.access); err == nil {
+		var maps []*vrange.Mapping
+		if maps, err = b.res.Map(op, nil, at, handles, b.access); err == nil {
 			return maps, nil
 		}
 	}
@@ -202,14 +202,14 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*mapping, error) {
 func (b *buffer) rollbackLocked(op string, keep int) error {
 	b.grown.Add(^uint64(0))
 	b.mu.Lock()
-	for _, m := range b.chunks[keep:] {
-		if m.clip == nil {
-			m.clip = unused
+	for i := range b.chunks[keep:] {
+		if c := &b.chunks[keep+i]; c.clip == nil {
+			c.clip = unused
 		}
 	}
 	b.moveToTailLocked(keep)
 	b.mu.Unlock()
-	if _, uses := b.res.views.over(b.committed.Load(), rest); uses {
+	if _, uses := b.res.Views.Over(b.committed.Load(), vrange.End); uses {
 		return nil
 	}
 	return b.trimLocked(op)
@@ -222,7 +222,7 @@ func (b *buffer) settleTailLocked(op string) error {
 	if !b.finalTail() {
 		return nil
 	}
-	if err := b.awaitTailLocked(op, b.res.size); err != nil {
+	if err := b.awaitTailLocked(op, b.res.Size); err != nil {
 		return err
 	}
 	return b.trimLocked(op)

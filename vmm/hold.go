@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // holds are the publications of a buffer. Its lock is a leaf: operations that never
@@ -135,12 +136,12 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 		}
 	}
 	keep := 0
-	for keep < len(b.chunks) && b.chunks[keep].off < n {
+	for keep < len(b.chunks) && b.chunks[keep].Off < n {
 		keep++
 	}
 	// A refusal changes nothing, not even for a moment.
 	if keep < len(b.chunks) {
-		if err := b.mayLeave(op, b.chunks[keep].off, streams); err != nil {
+		if err := b.mayLeave(op, b.chunks[keep].Off, streams); err != nil {
 			return gone, err
 		}
 	}
@@ -151,7 +152,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 	b.full() // waits until they are submitted
 	var f *core.Fence
 	if keep < len(b.chunks) {
-		if f, err = b.leaving(op, b.chunks[keep].off, streams); err != nil {
+		if f, err = b.leaving(op, b.chunks[keep].Off, streams); err != nil {
 			b.used.Store(before)
 			return gone, err
 		}
@@ -161,7 +162,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 		return gone, nil
 	}
 	for _, m := range b.chunks[keep:] {
-		gone.Chunks = append(gone.Chunks, share.ChunkOf(m.phys, m.off))
+		gone.Chunks = append(gone.Chunks, share.ChunkOf(m.Memory, m.Off))
 	}
 	if c.keep, c.waits = keep, len(streams) == 0; !c.waits {
 		b.copies.addTo(f)
@@ -186,7 +187,7 @@ func (c *shrinking) End() error {
 // mayLeave refuses to take the chunks from an offset on if they are in use.
 func (b *buffer) mayLeave(op string, from uint64, streams []*cuda.Stream) error {
 	if len(streams) == 0 {
-		return b.res.views.none(op, from, rest)
+		return b.res.Views.None(op, from, vrange.End)
 	}
 	return nil
 }

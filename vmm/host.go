@@ -1,12 +1,12 @@
 package vmm
 
 import (
-	"fmt"
 	"unsafe"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Host calls f with the mapping's memory as a Go slice. The memory must be on the
@@ -27,30 +27,11 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 		return errs.NoFunction(op)
 	}
 	in := m.m
-	v, err := m.look(op)
+	v, err := in.View(op, &m.closer.Life)
 	if err != nil {
 		return err
 	}
-	return in.res.views.run(v, func() error { return f(hostBytes(in.ptr(), in.phys.Size)) })
-}
-
-// look registers a Host function that uses the mapping's memory.
-func (m *Mapping) look(op string) (*view, error) {
-	in := m.m
-	in.res.mu.Lock()
-	defer in.res.mu.Unlock()
-	// Its Close, or that of the range, saw no function.
-	if m.closer.Closed() || in.res.closer.Closed() {
-		return nil, errs.ClosedError(op, "mapping")
-	}
-	mode := in.access.mode(in.phys.Asked.Location)
-	if len(in.unsure) > 0 {
-		mode = driver.AccessNone
-	}
-	if err := checkHost(op, in.phys.Asked.Location, mode); err != nil {
-		return nil, err
-	}
-	return in.res.views.open(in.off, in.phys.Size), nil
+	return in.Range.Views.Run(v, func() error { return f(hostBytes(in.Ptr(), in.Memory.Size)) })
 }
 
 // Host calls f with the slice's elements as a Go slice, for a buffer whose memory is on
@@ -72,7 +53,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 	if err != nil {
 		return err
 	}
-	return s.buf.res.views.run(v, func() error {
+	return s.buf.res.Views.Run(v, func() error {
 		if s.len == 0 {
 			return f(nil)
 		}
@@ -82,7 +63,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 }
 
 // look registers a Host function that uses the slice's memory.
-func (s Slice[T]) look(op string) (*view, error) {
+func (s Slice[T]) look(op string) (*vrange.View, error) {
 	s.buf.mu.RLock()
 	defer s.buf.mu.RUnlock()
 	if s.buf.closer.Closed() { // its Close saw no function
@@ -91,27 +72,10 @@ func (s Slice[T]) look(op string) (*view, error) {
 	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
-	if err := checkHost(op, s.buf.prop.Location, s.buf.access.mode(s.buf.prop.Location)); err != nil {
+	if err := memspec.CheckHost(op, s.buf.prop.Location, s.buf.access.Mode(s.buf.prop.Location)); err != nil {
 		return nil, err
 	}
-	return s.buf.res.views.open(s.off, uint64(s.Size())), nil
-}
-
-// checkHost refuses memory that the host cannot access: the access would crash the
-// process.
-func checkHost(op string, memory driver.Location, mode driver.AccessFlags) error {
-	if memory.Type != driver.LocationHost && memory.Type != driver.LocationHostNUMA {
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
-			Asked: fmt.Sprintf("the CPU on memory of device %d", memory.ID),
-			Hint:  "copy it, or create the memory on the host (cuda.OnHost, cuda.OnHostNUMA)"})
-	}
-	if mode != driver.AccessReadWrite {
-		loc := cuda.Location{Type: cuda.LocationType(memory.Type), ID: int(memory.ID)}
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
-			Asked: fmt.Sprintf("the CPU has %v to memory on %v", AccessMode(mode), loc),
-			Hint:  fmt.Sprintf("grant %v read-write access with SetAccess", loc)})
-	}
-	return nil
+	return s.buf.res.Views.Open(s.off, uint64(s.Size())), nil
 }
 
 // hostBytes returns n bytes at an address as a slice. The driver owns the memory, not Go.

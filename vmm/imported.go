@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // imported is the additional state of a buffer of imported memory. It is nil for a buffer
@@ -108,7 +109,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 			"declare what there is")
 	}
 	// A range is never empty, and its addresses are aligned for every chunk.
-	unit, err := addressGranularity(op, o.Device)
+	unit, err := vrange.Granularity(op, o.Device)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +124,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	b.track(0)
 	if err := b.attachLocked(op, o.Chunks); err != nil {
 		b.Untrack()
-		return nil, res.abandon(op, err)
+		return nil, res.Abandon(op, err)
 	}
 	b.used.Store(o.Length)
 	return b, nil
@@ -135,15 +136,13 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 	if err := b.settleTailLocked(op); err != nil || len(chunks) == 0 {
 		return err
 	}
-	maps, err := b.res.mapRun(op, nil, b.committed.Load(), chunks, b.access)
+	maps, err := b.res.Map(op, nil, b.committed.Load(), chunks, b.access)
 	if err != nil {
 		return err
 	}
-	last := maps[len(maps)-1]
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.chunks = append(b.chunks, maps...)
-	b.committed.Store(last.off + last.phys.Size)
+	b.addLocked(maps)
 	b.grown.Add(1)
 	b.Resize(b.committed.Load())
 	return nil
@@ -151,7 +150,7 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 
 // Attach implements share.Memory.
 func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
-	if err := b.enterGrowth(op, func() uint64 { return rest }); err != nil {
+	if err := b.enterGrowth(op, func() uint64 { return vrange.End }); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -199,7 +198,7 @@ func (b *buffer) Own(op string) error {
 
 // About implements share.Memory.
 func (b *buffer) About() share.About {
-	return share.About{Device: b.dev, Base: b.res.base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.size,
+	return share.About{Device: b.dev, Base: b.res.Base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.Size,
 		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed.Load()}
 }
 
@@ -222,10 +221,10 @@ func (b *buffer) View(op string, n uint64) (share.View, error) {
 	}
 	var v share.View
 	for _, m := range b.chunks {
-		if m.off >= n {
+		if m.Off >= n {
 			break
 		}
-		v.Chunks = append(v.Chunks, share.ChunkOf(m.phys, m.off))
+		v.Chunks = append(v.Chunks, share.ChunkOf(m.Memory, m.Off))
 	}
 	return v, nil
 }

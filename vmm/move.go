@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -42,13 +43,13 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 		return nil, err
 	}
 	committed := b.committed.Load()
-	if o.Reserve < 0 || o.Reserve > maxBytes || o.Reserve > 0 && uint64(o.Reserve) < committed {
+	if o.Reserve < 0 || o.Reserve > memspec.MaxBytes || o.Reserve > 0 && uint64(o.Reserve) < committed {
 		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s, with %d committed", errs.Count(o.Reserve, "byte"), committed),
 			fmt.Sprintf("reserve 0 for twice the old range, or at least %s", errs.Bytes(committed)))
 	}
 	reserve := uint64(o.Reserve)
 	if reserve == 0 {
-		reserve = min(2*b.res.size, maxBytes)
+		reserve = min(2*b.res.Size, memspec.MaxBytes)
 	}
 	next, err := b.twin(op, reserve, ReserveOptions{Hint: o.Hint, Align: o.Align})
 	if err != nil {
@@ -57,8 +58,8 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 	next.imported, next.moved = b.imported.moved(), b
 	handles := make([]*phys.Handle, len(b.chunks))
 	for i, c := range b.chunks {
-		c.phys.Retain()
-		handles[i] = c.phys
+		c.Memory.Retain()
+		handles[i] = c.Memory
 	}
 	if err := next.mapChunks(op, handles); err != nil {
 		return nil, err
@@ -91,7 +92,7 @@ func (b *buffer) freeze(op string, successor *buffer) error {
 	if len(b.holds.all) > 0 {
 		return b.holds.all[0].inUse(op)
 	}
-	b.successor.Store(uint64(successor.res.base))
+	b.successor.Store(uint64(successor.res.Base))
 	return nil
 }
 
@@ -101,7 +102,7 @@ func (b *buffer) frozen(op string) error {
 	if to == 0 {
 		return nil
 	}
-	return errs.New(errs.Failure{Op: op, Kind: errs.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.base), to),
+	return errs.New(errs.Failure{Op: op, Kind: errs.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.Base), to),
 		Hint: "use the buffer that Move returned; this one can only be read, copied from and to, and closed"})
 }
 
@@ -126,13 +127,11 @@ func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 	if len(handles) == 0 {
 		return nil
 	}
-	maps, err := b.res.mapRun(op, nil, 0, handles, b.access)
+	maps, err := b.res.Map(op, nil, 0, handles, b.access)
 	if err != nil {
-		return b.res.abandon(op, phys.Abandon(op, err, handles...))
+		return b.res.Abandon(op, phys.Abandon(op, err, handles...))
 	}
-	last := maps[len(maps)-1]
-	b.chunks = maps
-	b.committed.Store(last.off + last.phys.Size)
+	b.addLocked(maps) // no one else has the buffer
 	return nil
 }
 
@@ -141,13 +140,13 @@ func (b *buffer) mapChunks(op string, handles []*phys.Handle) error {
 func (b *buffer) discard(op string, cause error, on *core.Stream) error {
 	own := 0
 	for _, c := range b.chunks {
-		if c.phys.Mappings.Load() == 1 {
-			own += int(c.phys.Size)
+		if c.Memory.Mappings.Load() == 1 {
+			own += int(c.Memory.Size)
 		}
 	}
 	undo := b.res.System().NewUndo(core.DeviceOf(b.prop.Location))
-	undo.Take(b.res.undo(op))
-	undo.Own("memory", own, func() error { return b.res.unmapRun(op, b.chunks) })
+	undo.Take(b.res.Undo(op))
+	undo.Own("memory", own, func() error { return b.unmap(op, b.chunks) })
 	if on != nil {
 		f := new(core.Fence)
 		f.AddStreams([]*core.Stream{on})

@@ -29,7 +29,7 @@ package vmm
 //
 // # Functions that see memory
 //
-// Host holds no lock while the caller's function runs. view.go lists the part of the
+// Host holds no lock while the caller's function runs. vrange.Views lists the part of the
 // range that each function sees, and whatever takes that part away returns ErrInUse; the
 // forms with streams follow the function.
 //
@@ -48,14 +48,14 @@ package vmm
 // # Failure
 //
 // Options and sizes are checked before the first driver call. Building rolls back:
-// reservation.mapRun unmaps what it mapped, buffer.createLocked releases what it
+// Range.Map (internal/vrange) unmaps what it mapped, buffer.createLocked releases what it
 // created, and appendLocked gives new memory back if the copy fails, after waiting
 // for the part of the copy that is in flight. Memory and ranges that no user has and
 // that the driver does not take back are the System's leftovers (core.Undo; a table in
 // undo_test.go has the places). Tearing down goes forward, and can be retried.
 //
 // What neither an undo nor a teardown could unmap in a range that a user has stays in the
-// reservation's list of failed runs. It counts as live, and building never uses its addresses (ErrInUse
+// range's list of stuck mappings. It counts as live, and building never uses its addresses (ErrInUse
 // names them). An explicit Clip or Close tries it again, mapping by mapping, because
 // part of it may be unmapped; so does the pool. If a change of access fails and its
 // undo fails too, the library uses the lower access and waits for the higher, until

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 )
 
 // ChunkPlan determines the sizes of a buffer's chunks. The driver's cost is per chunk,
@@ -49,7 +50,7 @@ func (p ChunkPlan) resolve(op string, gran uint64) (ChunkPlan, error) {
 	if p.floor == 0 && p.cap > 0 {
 		p.floor = g
 	}
-	if p.floor <= 0 || p.cap < p.floor || p.cap > maxBytes || p.floor%g != 0 || p.cap%g != 0 {
+	if p.floor <= 0 || p.cap < p.floor || p.cap > memspec.MaxBytes || p.floor%g != 0 || p.cap%g != 0 {
 		return p, errs.Invalid(op, fmt.Sprintf("a chunk plan from %s to %s", errs.Bytes(p.floor), errs.Bytes(p.cap)),
 			fmt.Sprintf("use positive multiples of the granularity, %s, the cap not below the floor", errs.Bytes(g)))
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -99,7 +100,7 @@ func TestPreferFabric(t *testing.T) {
 // Whatever the driver refuses in the trial, memory has a descriptor. The reason is
 // logged once, and the trial is made again later.
 func TestPreferFabricFallsBackOnEveryRefusal(t *testing.T) {
-	defer vmm.SetFabricTrialAge(0)()
+	defer retrying()()
 	for _, code := range []cuda.Code{1, 2, 3, 101, 201, 304, 400, 401, 800, 801, 802, 999} { // of all kinds
 		for _, call := range []string{"cuMemCreate", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"} {
 			m, d, log := onMachine(t, withChannel(t))
@@ -125,7 +126,7 @@ func TestPreferFabricFallsBackOnEveryRefusal(t *testing.T) {
 
 // What worked can cease to.
 func TestPreferFabricForgetsWhatWorked(t *testing.T) {
-	defer vmm.SetFabricTrialAge(0)()
+	defer retrying()()
 	m, d, _ := onMachine(t, withChannel(t))
 	for _, want := range []vmm.HandleTypes{vmm.PosixFD | vmm.Fabric, vmm.PosixFD} {
 		a, err := vmm.Create(d, 2<<20, vmm.Properties{Handles: vmm.PreferFabric})
@@ -157,4 +158,11 @@ func TestPreferFabricOnEveryDriver(t *testing.T) {
 		require.Equal(t, vmm.PosixFD, a.Requested().Handles)
 		require.NoError(t, a.Close())
 	})
+}
+
+// retrying has the result of a trial forgotten at once.
+func retrying() (restore func()) {
+	before := memspec.FabricTrialAge
+	memspec.FabricTrialAge = 0
+	return func() { memspec.FabricTrialAge = before }
 }

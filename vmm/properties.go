@@ -1,13 +1,10 @@
 package vmm
 
 import (
-	"fmt"
-	"math"
-
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 )
 
 // Properties describe physical memory: as requested, or as granted. The zero value is
@@ -47,29 +44,13 @@ const (
 	// first request and again if the last trial is some seconds old. If the trial fails,
 	// for any reason, the memory has only a descriptor; Requested returns the result, and
 	// the System logs each reason once. If the memory can have neither type it is an error.
-	PreferFabric HandleTypes = 1 << 30
+	PreferFabric = HandleTypes(memspec.PreferFabric)
 	// NoHandles is for memory that cannot be shared.
-	NoHandles HandleTypes = 1 << 31
+	NoHandles = HandleTypes(memspec.NoHandles)
 )
 
 // String returns the set as text: "fd+fabric".
-func (h HandleTypes) String() string {
-	switch h {
-	case DefaultHandles:
-		return "default"
-	case PosixFD:
-		return "fd"
-	case Fabric:
-		return "fabric"
-	case PosixFD | Fabric:
-		return "fd+fabric"
-	case PreferFabric:
-		return "fabric preferred"
-	case NoHandles:
-		return "none"
-	}
-	return fmt.Sprintf("HandleTypes(%#x)", uint32(h))
-}
+func (h HandleTypes) String() string { return memspec.HandleTypes(h).String() }
 
 // RDMA determines whether network cards can access memory.
 type RDMA uint8
@@ -86,17 +67,7 @@ const (
 )
 
 // String returns the name of the choice.
-func (r RDMA) String() string {
-	switch r {
-	case RDMADefault:
-		return "default"
-	case RDMAOff:
-		return "off"
-	case RDMARequired:
-		return "required"
-	}
-	return fmt.Sprintf("RDMA(%d)", uint8(r))
-}
+func (r RDMA) String() string { return memspec.RDMA(r).String() }
 
 // Usage marks memory for a special purpose.
 type Usage uint16
@@ -111,17 +82,7 @@ const (
 )
 
 // String returns the name of the purpose.
-func (u Usage) String() string {
-	switch u {
-	case AnyUsage:
-		return "any"
-	case TilePool:
-		return "tile pool"
-	case HWDecompress:
-		return "hardware decompression"
-	}
-	return fmt.Sprintf("Usage(%d)", uint16(u))
-}
+func (u Usage) String() string { return memspec.Usage(u).String() }
 
 // Granularity chooses one of the driver's two granularities.
 type Granularity uint8
@@ -134,15 +95,7 @@ const (
 )
 
 // String returns the name of the choice.
-func (g Granularity) String() string {
-	switch g {
-	case MinimumGranularity:
-		return "minimum"
-	case RecommendedGranularity:
-		return "recommended"
-	}
-	return fmt.Sprintf("Granularity(%d)", uint8(g))
-}
+func (g Granularity) String() string { return memspec.Granularity(g).String() }
 
 // GranularityOf returns what sizes of memory with these properties must be multiples
 // of, in bytes.
@@ -151,122 +104,8 @@ func GranularityOf(d *cuda.Device, p Properties) (int, error) {
 	return int(gran), err
 }
 
-// resolve converts the properties into the driver's form, with every default decided,
-// and returns the granularity. It refuses what cannot work before it calls the driver.
 func (p Properties) resolve(op string, d *cuda.Device) (driver.AllocationProp, uint64, error) {
-	var none driver.AllocationProp
-	sys := core.SystemOf(d)
-	if sys == nil {
-		return none, 0, errs.NilDevice(op)
-	}
-	if sys.Closed() {
-		return none, 0, errs.ClosedError(op, "System")
-	}
-	loc := p.Location
-	if loc == (cuda.Location{}) {
-		loc = d.Location()
-	}
-	if p.Handles == PreferFabric {
-		err := checkLocation(op, d.System(), loc)
-		if err == nil {
-			p.Handles, err = preferFabric(op, d, loc)
-		}
-		if err != nil {
-			return none, 0, err
-		}
-	}
-	key := core.PropertiesKey{
-		Device: d.Ordinal(), LocationType: int32(p.Location.Type), LocationID: p.Location.ID,
-		Handles: uint32(p.Handles), Compressible: p.Compressible, RDMA: uint8(p.RDMA),
-		Usage: uint16(p.Usage), Granularity: uint8(p.Granularity),
-	}
-	if prop, gran, ok := sys.Decided(key); ok {
-		return prop, gran, nil
-	}
-	has := func(a driver.DeviceAttribute) bool { return sys.Attribute(driver.Device(d.Ordinal()), a) > 0 }
-	if !has(driver.AttrVirtualMemoryManagement) {
-		return none, 0, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
-			Asked: fmt.Sprintf("%v has no virtual memory management", d), Hint: "use another device"})
-	}
-	if err := checkLocation(op, d.System(), loc); err != nil {
-		return none, 0, err
-	}
-	prop := driver.AllocationProp{
-		Type:     driver.AllocationPinned,
-		Location: driver.Location{Type: driver.LocationType(loc.Type), ID: int32(loc.ID)},
-	}
-	for _, set := range []func(string, cuda.Location, func(driver.DeviceAttribute) bool, *driver.AllocationProp) error{
-		p.setHandles, p.setFlags,
-	} {
-		if err := set(op, loc, has, &prop); err != nil {
-			return none, 0, err
-		}
-	}
-	gran, r := sys.Granularity(prop, driver.GranularityOption(p.Granularity))
-	if r != driver.Success {
-		return none, 0, sys.CallError(op, driver.CallMemGetAllocationGranularity, r, fmt.Sprintf("memory on %v", loc), core.DevicesOf(prop.Location)...)
-	}
-	sys.Decide(key, prop, gran)
-	return prop, gran, nil
-}
-
-// setHandles sets the handle types of memory at a location, on a device that has some
-// attributes.
-func (p Properties) setHandles(op string, loc cuda.Location, has func(driver.DeviceAttribute) bool, prop *driver.AllocationProp) error {
-	switch {
-	case p.Handles == DefaultHandles:
-		if loc.Type != cuda.LocationHost && has(driver.AttrHandlePosixFD) {
-			prop.RequestedHandleTypes = driver.HandlePosixFD
-		}
-	case p.Handles == NoHandles:
-	case p.Handles&^(PosixFD|Fabric) != 0:
-		return errs.Invalid(op, fmt.Sprintf("handle types %v", p.Handles),
-			"use PosixFD, Fabric, both, PreferFabric, NoHandles, or nothing for the default")
-	case loc.Type == cuda.LocationHost:
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
-			Asked: fmt.Sprintf("host memory with handle types %v", p.Handles),
-			Hint:  "memory of a NUMA node (cuda.OnHostNUMA) can be shared"})
-	default:
-		prop.RequestedHandleTypes = driver.HandleTypes(p.Handles)
-	}
-	return nil
-}
-
-// setFlags sets compression, RDMA and usage of memory at a location, on a device that
-// has some attributes.
-func (p Properties) setFlags(op string, loc cuda.Location, has func(driver.DeviceAttribute) bool, prop *driver.AllocationProp) error {
-	onDevice := loc.Type == cuda.LocationDevice
-	if p.Compressible {
-		if !onDevice {
-			return errs.Invalid(op, fmt.Sprintf("compressible memory on %v", loc), "only device memory can be compressible")
-		}
-		prop.Flags.CompressionType = driver.CompressionGeneric
-	}
-	switch p.RDMA {
-	case RDMADefault:
-		// The driver silently drops compression if both are requested.
-		if onDevice && !p.Compressible && has(driver.AttrRDMAWithVMM) {
-			prop.Flags.GPUDirectRDMACapable = 1
-		}
-	case RDMAOff:
-	case RDMARequired:
-		if !onDevice || !has(driver.AttrRDMAWithVMM) {
-			return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported,
-				Asked: fmt.Sprintf("RDMA-capable memory on %v", loc),
-				Hint:  "the device attribute for RDMA with virtual memory management is 0: leave RDMA at its default"})
-		}
-		prop.Flags.GPUDirectRDMACapable = 1
-	default:
-		return errs.Invalid(op, p.RDMA.String(), "use RDMADefault, RDMAOff or RDMARequired")
-	}
-	if p.Usage > HWDecompress {
-		return errs.Invalid(op, p.Usage.String(), "use AnyUsage, TilePool or HWDecompress")
-	}
-	prop.Flags.Usage = driver.AllocationUsage(p.Usage)
-	if p.Granularity > RecommendedGranularity {
-		return errs.Invalid(op, p.Granularity.String(), "use MinimumGranularity or RecommendedGranularity")
-	}
-	return nil
+	return memspec.Resolve(op, d, p)
 }
 
 func errNilBuffer(op string) error {
@@ -290,28 +129,4 @@ func properties(prop driver.AllocationProp, g Granularity) Properties {
 		p.RDMA = RDMARequired
 	}
 	return p
-}
-
-// checkLocation refuses locations that do not exist.
-func checkLocation(op string, s *cuda.System, l cuda.Location) error {
-	switch l.Type {
-	case cuda.LocationDevice:
-		if _, err := s.Device(l.ID); err != nil {
-			return errs.Invalid(op, fmt.Sprintf("%v of %d", l, len(s.Devices())), "devices are numbered from 0")
-		}
-		return nil
-	case cuda.LocationHost:
-		if l.ID != 0 {
-			return errs.Invalid(op, fmt.Sprintf("%v with ID %d", l, l.ID), "the host has no ID: use cuda.OnHost, or cuda.OnHostNUMA for a node")
-		}
-		return nil
-	case cuda.LocationHostNUMA:
-		if l.ID < 0 || l.ID > math.MaxInt32 {
-			return errs.Invalid(op, l.String(), "NUMA nodes are numbered from 0")
-		}
-		return nil
-	case cuda.LocationHostNUMACurrent:
-		return errs.Invalid(op, l.String(), "the driver refuses it for physical memory: name the node with cuda.OnHostNUMA")
-	}
-	return errs.Invalid(op, l.String(), "use cuda.OnDevice, OnHost or OnHostNUMA")
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Clip frees the whole chunks behind the bytes in use, so that at most one chunk is
@@ -22,7 +23,7 @@ func (b *buffer) clip(op string) error {
 	}
 	defer b.leave()
 	if keep < len(b.chunks) {
-		if err := b.mayClip(op, b.chunks[keep].off); err != nil {
+		if err := b.mayClip(op, b.chunks[keep].Off); err != nil {
 			return err
 		}
 		// The chunks that ClipAfter took lie behind these and are freed with them: the
@@ -34,7 +35,7 @@ func (b *buffer) clip(op string) error {
 			return err
 		}
 	}
-	return b.res.finish(op)
+	return b.res.Finish(op)
 }
 
 // enterClip starts a change that takes the chunks from index keep on.
@@ -44,7 +45,7 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 	}
 	err = b.frozen(op)
 	if keep = b.full(); err == nil && keep < len(b.chunks) {
-		err = b.res.views.none(op, b.chunks[keep].off, rest)
+		err = b.res.Views.None(op, b.chunks[keep].Off, vrange.End)
 	}
 	if err != nil {
 		b.leave()
@@ -84,7 +85,7 @@ func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
 	defer b.changes.Unlock()
 	keep := b.full()
 	if keep < len(b.chunks) {
-		if err := b.mayClip(op, b.chunks[keep].off); err != nil {
+		if err := b.mayClip(op, b.chunks[keep].Off); err != nil {
 			return err
 		}
 	}
@@ -117,7 +118,7 @@ func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error 
 	b.runOrQueue(func() {
 		defer b.copies.unwatch()
 		keep := b.full()
-		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].off) != nil {
+		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].Off) != nil {
 			f.Release() // nothing is left to clip, or a publication holds it by now
 			return
 		}
@@ -142,8 +143,8 @@ func (b *buffer) clipAfterLocked(op string, keep int, f *core.Fence, final bool)
 	c := &clip{fence: f, passed: make(chan struct{}), final: final || b.imported != nil}
 	c.life.Close()
 	b.mu.Lock()
-	for _, m := range b.chunks[keep:] {
-		m.clip = c
+	for i := range b.chunks[keep:] {
+		b.chunks[keep+i].clip = c
 	}
 	b.moveToTailLocked(keep)
 	b.mu.Unlock()
@@ -198,7 +199,7 @@ func (c *clip) done() bool {
 // clippedLocked frees the chunks of a clip that the GPU has passed, unless growth has
 // taken them back. The caller holds changes.
 func (b *buffer) clippedLocked(op string) error {
-	if _, uses := b.res.views.over(b.committed.Load(), rest); uses {
+	if _, uses := b.res.Views.Over(b.committed.Load(), vrange.End); uses {
 		return life.ErrAgain // a Host function still uses it
 	}
 	return b.trimLocked(op)
@@ -212,7 +213,7 @@ func (b *buffer) awaitTailLocked(op string, n uint64) error {
 		b.mu.RLock()
 		var wait *clip
 		for _, m := range b.tail {
-			if m.off < n && !m.clip.done() {
+			if m.Off < n && !m.clip.done() {
 				wait = m.clip
 			}
 		}
@@ -248,11 +249,11 @@ func (b *buffer) uncommitLocked(op string, keep int) error {
 	gone := b.chunks[keep:]
 	b.chunks = b.chunks[:keep]
 	if len(gone) > 0 {
-		b.committed.Store(gone[0].off)
-		b.Resize(gone[0].off)
+		b.committed.Store(gone[0].Off)
+		b.Resize(gone[0].Off)
 	}
 	b.mu.Unlock()
-	err := b.res.unmapRun(op, gone)
+	err := b.unmap(op, gone)
 	clear(gone)
 	return err
 }
@@ -263,8 +264,8 @@ func (b *buffer) moveToTailLocked(keep int) {
 	b.tail = append(slices.Clone(b.chunks[keep:]), b.tail...)
 	clear(b.chunks[keep:])
 	b.chunks = b.chunks[:keep]
-	b.committed.Store(b.tail[0].off)
-	b.Resize(b.tail[0].off)
+	b.committed.Store(b.tail[0].Off)
+	b.Resize(b.tail[0].Off)
 }
 
 // trimLocked frees the end of the tail that the GPU has passed. It frees a chunk only
@@ -278,5 +279,5 @@ func (b *buffer) trimLocked(op string) error {
 	gone := b.tail[first:]
 	b.tail = b.tail[:first:first]
 	b.mu.Unlock()
-	return b.res.unmapRun(op, gone)
+	return b.unmap(op, gone)
 }

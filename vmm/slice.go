@@ -68,7 +68,7 @@ func (s Slice[T]) Ptr() cuda.Ptr {
 	if s.buf == nil {
 		return 0
 	}
-	return cuda.Ptr(s.buf.res.base) + cuda.Ptr(s.off)
+	return cuda.Ptr(s.buf.res.Base) + cuda.Ptr(s.off)
 }
 
 // Slice returns the part from element from up to, not including, element to.
@@ -306,7 +306,7 @@ func (s Slice[T]) sameSize(op string, n int) error {
 // in opposite directions do not deadlock when a writer waits for each. The caller has
 // acquired both.
 func rlockBoth(a, b *buffer) {
-	if a.res.base > b.res.base {
+	if a.res.Base > b.res.Base {
 		a, b = b, a
 	}
 	a.mu.RLock()

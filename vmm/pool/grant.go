@@ -4,7 +4,7 @@ import (
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -28,7 +28,7 @@ func (p *Pool) Grant(access ...vmm.Access) error {
 		return nil
 	}
 	all = append(all, more...)
-	granted, err := ranges.Grants(op, p.dev, p.prop.Location, all)
+	granted, err := memspec.CheckAccess(op, p.dev.System(), p.prop.Location, all)
 	if err != nil {
 		return err
 	}

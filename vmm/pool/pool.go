@@ -12,8 +12,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -48,8 +48,8 @@ type Pool struct {
 	home    *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
 	on      []driver.Device
 	prop    driver.AllocationProp
-	access  atomic.Pointer[[]driver.AccessDesc] // replaced by Grant, which holds misses
-	gran    uint64                              // of the memory, and of dev's address ranges
+	access  atomic.Pointer[memspec.Access] // replaced by Grant, which holds misses
+	gran    uint64                         // of the memory, and of dev's address ranges
 	local   int
 	classes classes
 
@@ -115,7 +115,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if o.Memory.RDMA == vmm.RDMADefault {
 		o.Memory.RDMA = vmm.RDMAOff
 	}
-	prop, gran, err := ranges.Resolve(op, d, o.Memory)
+	prop, gran, err := memspec.Resolve(op, d, o.Memory)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +138,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err := p.sizes(op); err != nil {
 		return nil, err
 	}
-	granted, err := ranges.Grants(op, d, prop.Location, withDevice(d, o.Access))
+	granted, err := memspec.CheckAccess(op, d.System(), prop.Location, withDevice(d, o.Access))
 	if err != nil {
 		return nil, err
 	}

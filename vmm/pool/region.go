@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -19,7 +19,7 @@ import (
 // are.
 type region struct {
 	res    *vmm.Reservation
-	rng    ranges.Range
+	rng    *vrange.Range
 	turn   chan struct{} // has an element while a driver call works on the range
 	base   driver.Ptr
 	size   uint64
@@ -234,7 +234,7 @@ func (p *Pool) reserve(k kind, size, least, chunk, pages uint64) (*region, error
 		size = max(size, least)
 		res, err := vmm.Reserve(p.dev, int(size), vmm.ReserveOptions{Align: int(max(maxAlign, p.gran))})
 		if err == nil {
-			r := &region{res: res, rng: ranges.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages, kind: k,
+			r := &region{res: res, rng: vrange.Of(res), base: driver.Ptr(res.Ptr()), size: size, chunk: chunk, pages: pages, kind: k,
 				turn: make(chan struct{}, 1)}
 			r.chunks = newChunks(int(size / chunk))
 			if k != mid {

@@ -20,7 +20,9 @@ var builders = map[string]string{
 	"cuda destroyTemplate":               "TestEveryFailureLeavesNothing",
 	"cuda unloading":                     "TestModuleOfTheCompilersWordsIsGivenBack",
 	"internal/phys Handle.left":          "TestWhatABuilderCannotUndoIsGivenBackLater",
-	"vmm reservation.undo":               "TestWhatABuilderCannotUndoIsGivenBackLater", // its rows are the builders of vmm
+	"internal/vrange Range.Undo":         "TestWhatABuilderCannotUndoIsGivenBackLater", // its rows are the builders of vmm
+	"vmm buffer.fork":                    "TestWhatABuilderCannotUndoIsGivenBackLater",
+	"vmm importBuffer":                   "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm buffer.discard":                 "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm buffer.mapChunks":               "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm buffer.prefixLocked":            "TestWhatABuilderCannotUndoIsGivenBackLater",

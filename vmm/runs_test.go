@@ -6,9 +6,10 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
-	"github.com/cuvmm/cuvmm/internal/ranges"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/internal/vrange"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -18,13 +19,13 @@ func TestRunsOfChunksAreMappedElsewhere(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		const op = "test"
 		s := stream(t, d)
-		prop, gran, err := ranges.Resolve(op, d, vmm.Properties{})
+		prop, gran, err := memspec.Resolve(op, d, vmm.Properties{})
 		require.NoError(t, err)
 		require.EqualValues(t, 2*mib, gran)
 		res, err := vmm.Reserve(d, 16*mib, vmm.ReserveOptions{})
 		require.NoError(t, err)
 		closed(t, res)
-		r := ranges.Of(res)
+		r := vrange.Of(res)
 		var chunks []*phys.Handle
 		for range 2 {
 			h, result := phys.TryCreate(core.SystemOf(d), 2*mib, prop)

@@ -1,4 +1,4 @@
-package vmm
+package memspec
 
 import (
 	"errors"
@@ -14,9 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// fabricTrialAge is how long the result of a trial is used. Fabric handles can start to
+// FabricTrialAge is how long the result of a trial is used. Fabric handles can start to
 // work (the fabric's services start, a channel appears) and cease to. Tests shorten it.
-var fabricTrialAge = 10 * time.Second
+var FabricTrialAge = 10 * time.Second
 
 // preferFabric returns the handle types that PreferFabric resolves to for memory at a
 // location.
@@ -27,7 +27,7 @@ func preferFabric(op string, d *cuda.Device, at cuda.Location) (HandleTypes, err
 		types = PosixFD
 	}
 	type trialOf struct{ at cuda.Location }
-	why, _ := sys.Cached(trialOf{at}, fabricTrialAge, func() any { return noFabric(d, at) }).(error)
+	why, _ := sys.Cached(trialOf{at}, FabricTrialAge, func() any { return noFabric(d, at) }).(error)
 	switch {
 	case why == nil:
 		return types | Fabric, nil
