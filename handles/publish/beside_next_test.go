@@ -47,17 +47,16 @@ func TestAnUpdateThatWasReplacedIsNotShown(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	f := v.honest.f
 	v.announce(1_000_000)
-	var p *pending
-	var cuts int
+	var c candidate
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		p, cuts = f.pending, f.cuts
-		return p != nil
+		c = candidate{f.sub.pending, f.sub.cuts}
+		return c.generation > 0
 	}, time.Minute, time.Millisecond)
 	require.NoError(t, v.p.Shrink(1000))
 	require.NoError(t, v.p.Settle(peertest.Context(t)))
-	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, cuts, nil)
+	done, err := f.show(peertest.Context(t), "publish.Follower.Next", c, nil)
 	require.NoError(t, err)
 	require.False(t, done)
 	require.NoError(t, v.honest.Next(peertest.Context(t)))
@@ -77,16 +76,16 @@ func TestNextDoesNotStarveBehindNewerAnnouncements(t *testing.T) {
 		require.Eventually(t, func() bool {
 			f.mu.Lock()
 			defer f.mu.Unlock()
-			return f.pending != nil && f.pending.length == n
+			return f.sub.pending.length == n
 		}, peertest.Guard, time.Millisecond)
 	}
 	arrives(2000, first)
 	f.mu.Lock()
-	p, cuts := f.pending, f.cuts
+	c := candidate{f.sub.pending, f.sub.cuts}
 	f.mu.Unlock()
 	arrives(3000, second) // while Next waits for the first
 	goOn()
-	done, err := f.show(peertest.Context(t), "publish.Follower.Next", p, cuts, nil)
+	done, err := f.show(peertest.Context(t), "publish.Follower.Next", c, nil)
 	require.NoError(t, err)
 	require.True(t, done)
 	require.Equal(t, 2000, v.honest.Len())

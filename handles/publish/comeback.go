@@ -9,35 +9,20 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// mayReturn reports whether the follower comes back after a connection ended for that
+// mayReturn reports whether another publisher may continue after a connection ended for that
 // reason.
 func (f *follower) mayReturn(why error) bool {
-	return f.client != nil && f.taking.Err() == nil && f.client.options.ComeBack != nil && f.client.ctx.Err() == nil &&
+	return f.client != nil && f.client.options.ComeBack != nil && f.client.ctx.Err() == nil &&
 		(errors.Is(why, peer.ErrGone) || errors.Is(why, errMoved))
-}
-
-// returning reports whether the current connection has ended and the follower comes
-// back.
-func (f *follower) returning() bool {
-	select {
-	case <-f.mailbox.over:
-		return !f.hasEnded() && f.mayReturn(f.mailbox.why) && f.ctx.Err() == nil
-	default:
-		return false
-	}
-}
-
-// hasEnded reports whether nothing further arrives, on no connection.
-func (f *follower) hasEnded() bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.gone != nil
 }
 
 // comeBack follows again on the client's next connections, until a publisher takes the
 // follower in. It returns false if there is nothing to come back to.
 func (f *follower) comeBack() bool {
-	if f.hasEnded() { // a wait reached its limit when the connection ended
+	f.mu.Lock()
+	away := f.sub.phase == phaseAway
+	f.mu.Unlock()
+	if !away {
 		return false
 	}
 	ctx := f.taking
@@ -60,9 +45,7 @@ func (f *follower) comeBack() bool {
 		case ctx.Err() != nil:
 			return false
 		}
-		f.mu.Lock()
-		f.gone, f.state = err, Ended
-		f.mu.Unlock()
+		f.cutOff(err, (*subscription).end)
 		return false
 	}
 }
@@ -96,27 +79,25 @@ func (f *follower) attach(k *line) error {
 	f.letGo()
 	old := f.word
 	f.mu.Lock()
-	f.shown = []shown{f.shown[len(f.shown)-1].complete()}
-	if last := f.lastCompleteLocked(); last.generation > 0 {
-		f.received = []shown{last.complete()}
+	accepted := f.sub.accept()
+	if accepted {
+		f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
+		f.about.Exporter = said.about.Exporter
+		f.ended = make(chan struct{})
+		f.waits, f.waited = nil, 0
 	} else {
-		f.received = nil
+		old = w
 	}
-	if p := f.pending; p != nil && p.ordered <= f.completed {
-		f.pending = &pending{p.shown.complete(), p.err}
-	} else {
-		f.pending = nil
-	}
-	f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
-	f.about.Exporter = said.about.Exporter
-	f.completed, f.died, f.ended = 0, false, make(chan struct{})
-	f.cutReceivedLocked()
-	f.waits, f.waited = nil, 0
 	f.mu.Unlock()
 	f.words.Unlock()
-	t.serial, t.busy = 0, nil
+	if accepted {
+		t.serial, t.busy = 0, nil
+	} else {
+		k.leave(said.token, r.mailbox)
+		err = peererr.Closed(opFollower, "follower") // TakeOver has begun
+	}
 	_ = old.drop(opFollower, nil) // what the driver refuses is a leftover, and the log has it
-	return nil
+	return err
 }
 
 // fits checks that the publication is of the kind that was followed, and opens the new
@@ -128,30 +109,4 @@ func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*fenceWord, err
 			"close the follower, and follow the publication anew")
 	}
 	return k.openWord(opFollower, f.dev, page, said.slot)
-}
-
-// saw notes the state that a publisher declares, unless the connection has ended since.
-func (f *follower) saw(s State) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if !f.died {
-		f.state = s
-	}
-}
-
-// mostReceived bounds the views that are kept of a publisher whose work is stalled.
-const mostReceived = 1024
-
-// remember keeps a view that arrived until a later one is complete: if the publisher
-// dies, the last complete one remains.
-func (f *follower) remember(s shown) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.received = append(f.received, s)
-	for len(f.received) > 1 && f.word.reached(f.received[1].ordered) {
-		f.received = f.received[1:]
-	}
-	if len(f.received) > mostReceived {
-		f.received = append(f.received[:1], f.received[2:]...)
-	}
 }

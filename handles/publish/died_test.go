@@ -28,14 +28,14 @@ func lonely() *follower {
 // the follower is taken over before its mapping goroutine sees the end.
 func TestAPublisherThatDiedFinishesNothing(t *testing.T) {
 	f := lonely()
-	f.died, f.completed = true, 5
-	f.take()
+	f.sub.lose(peer.ErrGone, 5)
+	f.inherit()
 	f.work()
-	require.False(t, f.returning())
+	require.False(t, f.comeBack())
 	f.finish()
-	require.EqualValues(t, 5, f.completed)
-	require.ErrorIs(t, f.gone, peer.ErrGone)
-	require.Equal(t, Ended, f.state)
+	require.EqualValues(t, 5, f.sub.completed)
+	require.ErrorIs(t, f.sub.err(), peer.ErrGone)
+	require.Equal(t, Ended, f.sub.state())
 }
 
 // The goroutine that maps may see the end of the connection before the watcher has found
@@ -44,20 +44,21 @@ func TestTheEndIsKnownWithWhatIsComplete(t *testing.T) {
 	f := lonely()
 	f.client = nil
 	f.work()
-	require.False(t, f.returning())
-	f.settleDown()
+	require.False(t, f.comeBack())
 	require.NoError(t, f.failed())
-	require.NotEqual(t, Ended, f.state)
+	require.NotEqual(t, Ended, f.sub.state())
 }
 
 // A follower whose wait reaches its limit at the moment when its connection ends stays
 // ended: one that came back would show nothing any more.
 func TestAFollowerThatStalledDoesNotComeBack(t *testing.T) {
 	f := lonely()
-	require.True(t, f.returning())
-	f.gone = ErrStalled // by the watcher, before or after that
-	require.False(t, f.returning())
+	require.True(t, f.mayReturn(f.mailbox.why))
+	f.sub.end(ErrStalled, 0) // by the watcher
+	f.work()
 	require.False(t, f.comeBack())
+	f.finish()
+	require.ErrorIs(t, f.sub.err(), ErrStalled)
 }
 
 // A follower that no longer comes back, because a TakeOver of it failed, has ended.
@@ -109,7 +110,8 @@ func TestAComeBackWhoseContextEnded(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	f.client.ctx, f.client.now = ended, f.k
+	f.sub.lose(peer.ErrGone, 0)
 	require.False(t, f.comeBack())
-	require.ErrorIs(t, f.gone, peer.ErrGone)
-	require.ErrorContains(t, f.gone, "make another client")
+	require.ErrorIs(t, f.sub.err(), peer.ErrGone)
+	require.ErrorContains(t, f.sub.err(), "make another client")
 }

@@ -61,7 +61,10 @@ func (w *fenceWord) value() *atomic.Uint64 { return w.page.Word(w.slot) }
 func (w *fenceWord) at() driver.Ptr { return w.base + driver.Ptr(8*w.slot) }
 
 // reached reports whether the word reads a generation or a later one.
-func (w *fenceWord) reached(generation uint64) bool { return int64(w.value().Load()-generation) >= 0 }
+func (w *fenceWord) reached(generation uint64) bool { return reached(w.value().Load(), generation) }
+
+// reached compares as streams do: by the sign of the difference.
+func reached(word, generation uint64) bool { return int64(word-generation) >= 0 }
 
 // close unregisters and unmaps the page, which no stream may write or wait for any
 // more. The driver waits for all work of the context meanwhile.

@@ -76,13 +76,13 @@ func TestWaitsAfterTheEnd(t *testing.T) {
 	require.True(t, done)
 	f.word.value().Store(1) // a last write of the publisher's
 	f.mu.Lock()
-	f.died = true
+	f.sub.phase = phaseEnded
 	f.mu.Unlock()
 	mark, err = f.mark("test", 1<<41)
 	require.NoError(t, err)
 	mark.Release()
 	require.Eventually(t, func() bool { done, err := f.stream.Done(); return err == nil && done }, peertest.Guard, time.Millisecond)
 	f.mu.Lock()
-	f.died = false
+	f.sub.phase = phaseFollowing
 	f.mu.Unlock()
 }

@@ -67,41 +67,19 @@ type follower struct {
 
 	mu      sync.Mutex
 	changed chan struct{} // closed and replaced at every change
-	// pending is mapped and not yet shown. cuts counts how often elements that had arrived
-	// were taken back, or the publisher changed.
-	pending *pending
-	cuts    int
-	// shown are the states that Next showed: the last, and those before it back to one
-	// that is complete.
-	shown []shown
-	// gone is why nothing further arrives. completed is then the last generation
-	// that the publisher finished.
-	gone       error
-	completed  uint64
-	settled    bool // nothing further is mapped
-	unfinished bool
-	told       bool // a Next has returned that elements are unfinished
-	state      State
+	sub     subscription
 	// taking ends when the follower takes the publication over, after which it no longer
 	// comes back. over is closed when nothing further arrives.
 	taking context.Context
 	take   context.CancelFunc
 	over   chan struct{}
-	// received are the views that arrived, back to the last that is complete. Of those up to
-	// generation cut something was taken back since, or the publisher changed.
-	received []shown
-	cut      uint64
-	// died is set when handling the connection's end has begun, and ended is closed when
-	// it is done.
-	died  bool
+	// ended is closed when the end of the connection, or a stalled publisher, was handled.
 	ended chan struct{}
 
 	// waits are the streams' waits for generations, oldest first, if they have a limit.
-	// begun holds one when there is a new wait. stalled is closed when the limit was
-	// reached.
-	waits   []limitedWait
-	begun   chan struct{}
-	stalled chan struct{}
+	// begun holds one when there is a new wait.
+	waits []limitedWait
+	begun chan struct{}
 }
 
 // limitedWait is a wait for the publisher's work.
@@ -110,29 +88,10 @@ type limitedWait struct {
 	since      time.Time
 }
 
-// pending is the latest arrival: what to show, or why it cannot be shown.
-type pending struct {
-	shown
-	err error
-}
-
-// shown is a state of the publication that users see. Its work is done when the word has
-// reached ordered, which is 0 for a state that an earlier publisher completed.
-type shown struct {
-	generation, ordered uint64
-	length              int
-}
-
-// complete returns the state as one whose work is done.
-func (s shown) complete() shown {
-	s.ordered = 0
-	return s
-}
-
 func newFollower(k *line, said *accepted, i *mailbox, d *cuda.Device, o FollowOptions) *follower {
 	f := &follower{k: k, token: said.token, slot: said.slot, mailbox: i, about: said.about, dev: d, options: o,
-		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), shown: []shown{{}},
-		begun: make(chan struct{}, 1), stalled: make(chan struct{}), state: Live}
+		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), sub: newSubscription(),
+		begun: make(chan struct{}, 1)}
 	f.ctx, f.end = context.WithCancel(context.Background())
 	f.taking, f.take = context.WithCancel(f.ctx)
 	f.over = make(chan struct{})
@@ -146,12 +105,8 @@ func (f *follower) start() {
 			var watching sync.WaitGroup
 			watching.Go(f.watch)
 			f.work()
-			back := f.returning()
-			if !back {
-				f.settleDown()
-			}
 			watching.Wait() // until the end of the connection is handled
-			if !back || !f.comeBack() {
+			if !f.comeBack() {
 				break
 			}
 		}
@@ -160,25 +115,21 @@ func (f *follower) start() {
 	})
 }
 
-// finish is settleDown when nothing further arrives, and the follower does not come back.
+// finish ends what the follower shows, unless it has left.
 func (f *follower) finish() {
 	select {
 	case <-f.mailbox.over:
-		f.mu.Lock()
-		if f.gone == nil { // it was to come back when the connection ended
-			f.gone, f.state = f.mailbox.why, Ended
-		}
-		f.mu.Unlock()
-	default: // it is closing
+		f.cutOff(f.mailbox.why, (*subscription).end) // it was to come back when the connection ended, or is closing
+	default:
 	}
-	f.settleDown()
+	f.tell((*subscription).drain)
 }
 
-// settleDown marks that nothing further is mapped.
-func (f *follower) settleDown() {
+// tell tells the subscription what happened, and wakes the goroutines that wait for it.
+func (f *follower) tell(event func(*subscription)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.settled = true
+	event(&f.sub)
 	f.changeLocked()
 }
 
@@ -194,27 +145,31 @@ func (f *follower) work() {
 		select {
 		case <-f.ctx.Done():
 			return
-		case <-f.stalled:
-			return
 		case a := <-f.mailbox.updates:
 			f.update(a)
 		case <-f.mailbox.over:
-			if a, ok := f.mailbox.arrived(); ok {
-				f.update(a)
-			}
+			f.lastUpdate()
 			f.withdrawn()
 			return
+		case <-f.ended: // the connection did, or a wait reached its limit
+			f.lastUpdate()
+			return
 		}
+	}
+}
+
+// lastUpdate carries out an update that arrived before the end.
+func (f *follower) lastUpdate() {
+	if a, ok := f.mailbox.arrived(); ok {
+		f.update(a)
 	}
 }
 
 // withdrawn notes that the publisher has ended the follower. It lives, and finishes what it
 // announced. If the connection has ended the watcher notes that, with what is complete.
 func (f *follower) withdrawn() {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.gone == nil && !f.k.ended() && !f.mayReturn(f.mailbox.why) {
-		f.gone, f.state, f.completed = f.mailbox.why, Ended, lastGeneration
+	if !f.k.ended() && !f.mayReturn(f.mailbox.why) {
+		f.tell(func(s *subscription) { s.withdraw(f.mailbox.why) })
 	}
 }
 
@@ -226,19 +181,7 @@ func (f *follower) update(a arrival) {
 		return
 	}
 	err := f.carryOut(a)
-	now := shown{a.generation, a.ordered, int(a.length)}
-	f.saw(a.state)
-	switch {
-	case err != nil:
-		f.arrived(&pending{shown: now, err: err})
-	case a.over:
-		f.arrived(&pending{shown: now, err: peererr.New(opFollower, cuda.ErrCapacity,
-			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", a.length, errs.Bytes(f.replica.room)),
-			"follow the publication anew with a larger FollowOptions.Reserve")})
-	case a.last:
-		f.remember(now)
-		f.arrived(&pending{shown: now})
-	}
+	f.arrived(a.update, err)
 	runtime.Gosched() // to the caller of Next: the publisher is in no hurry
 	if err := f.k.conn.Send(f.k.ctx, pack(f.replica.finish(f.token, err))); err != nil && !errors.Is(err, peer.ErrGone) {
 		_ = f.k.conn.in.Fail(err) // or the publisher would wait on a connection that is still open
@@ -272,42 +215,29 @@ func (f *follower) carryOut(a arrival) error {
 	return nil
 }
 
-// arrived makes an update pending, with the length that the publisher announced, longer
-// or shorter, and wakes Next.
-func (f *follower) arrived(p *pending) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.pending = p
-	f.changeLocked()
-}
-
-// cutReceivedLocked notes that none of the views so far is shown by itself any more. The
-// caller holds mu.
-func (f *follower) cutReceivedLocked() {
-	f.cuts++
-	if n := len(f.received); n > 0 {
-		f.cut = f.received[n-1].generation
+// arrived notes the outcome of an update, and wakes Next if it brought all of a generation.
+func (f *follower) arrived(u *update, failed error) {
+	v := version{u.generation, u.ordered, int(u.length)}
+	if failed == nil && u.over {
+		failed = peererr.New(opFollower, cuda.ErrCapacity,
+			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", u.length, errs.Bytes(f.replica.room)),
+			"follow the publication anew with a larger FollowOptions.Reserve")
 	}
+	f.tell(func(s *subscription) {
+		s.declare(u.state)
+		switch {
+		case failed != nil:
+			s.refuse(v, failed)
+		case u.last:
+			s.arrive(v, f.word.value().Load())
+		}
+	})
 }
 
 // giveBack shows no more than length elements, and unmaps the chunks behind the first
 // keep when their work is done.
 func (f *follower) giveBack(length int, keep uint32) error {
-	f.mu.Lock()
-	for i := range f.shown {
-		f.shown[i].length = min(f.shown[i].length, length)
-	}
-	for i := range f.received {
-		f.received[i].length = min(f.received[i].length, length)
-	}
-	f.cutReceivedLocked()
-	if p := f.pending; p != nil && p.err == nil && p.length > length {
-		less := *p
-		less.length = length
-		f.pending = &less
-	}
-	f.changeLocked()
-	f.mu.Unlock()
+	f.tell(func(s *subscription) { s.takeBack(length) })
 	if err := f.settle(); err != nil {
 		return err
 	}
@@ -385,10 +315,10 @@ func (f *follower) setLen(elements int) error {
 	return f.memory.SetLen(opFollower, uint64(elements)*f.replica.unit)
 }
 
-func (f *follower) shownNow() shown {
+func (f *follower) shownNow() version {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.shown[len(f.shown)-1]
+	return f.sub.current()
 }
 
 // close is Follower.Close.

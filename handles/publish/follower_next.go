@@ -26,36 +26,15 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	defer f.nexts.Give()
 	for {
 		f.mu.Lock()
-		p, cuts, changed := f.pending, f.cuts, f.changed
-		if p != nil && p.err == nil && f.cutLocked() && p.ordered > f.completed {
-			// It will never be complete, and was never shown. One before it may be.
-			if p = nil; f.lastCompleteLocked().generation > f.shown[len(f.shown)-1].generation {
-				p = &pending{shown: f.lastCompleteLocked()}
-			}
-			f.pending = p
-		}
-		if (len(streams) == 0 || f.stream == nil) && p != nil && p.err == nil && !f.word.reached(p.ordered) {
-			p = f.soonestLocked(p)
-		}
-		var end error
-		switch {
-		case f.unfinished && f.gone == nil && !f.told:
-			f.told, end = true, f.goneLocked()
-		case p == nil && f.settled && f.gone != nil:
-			end = f.goneLocked()
-		}
-		if p != nil && p.err != nil {
-			f.pending = nil
-		}
+		c, err := f.sub.next(f.word.value().Load(), f.onHost(streams))
+		changed := f.changed
 		f.mu.Unlock()
 		switch {
-		case end != nil:
+		case err != nil:
 			f.awaitEnd()
-			return end
-		case p != nil && p.err != nil:
-			return p.err
-		case p != nil:
-			done, err := f.show(ctx, op, p, cuts, streams)
+			return err
+		case c.generation > 0:
+			done, err := f.show(ctx, op, c, streams)
 			if done || err != nil {
 				return err
 			}
@@ -80,13 +59,13 @@ func (f *follower) notNext(ctx context.Context, op string) error {
 	}
 }
 
-// show orders the streams, and then shows what was pending after so many cuts. It returns
-// false if that is not to be shown any more.
-func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, streams []*cuda.Stream) (done bool, err error) {
+// show orders the streams, and then shows the candidate. It returns false if that is not to be
+// shown any more.
+func (f *follower) show(ctx context.Context, op string, c candidate, streams []*cuda.Stream) (done bool, err error) {
 	if done, err = f.order(ctx, op, streams, func() (uint64, bool) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return p.ordered, f.standsLocked(p, cuts)
+		return c.ordered, f.sub.stands(c)
 	}); !done || err != nil {
 		return false, err
 	}
@@ -95,7 +74,7 @@ func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, st
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	stands, grows := f.standsLocked(p, cuts), p.length > f.shown[len(f.shown)-1].length
+	stands, grows := f.sub.stands(c), c.length > f.sub.current().length
 	f.mu.Unlock()
 	if !stands {
 		return false, nil
@@ -103,91 +82,21 @@ func (f *follower) show(ctx context.Context, op string, p *pending, cuts int, st
 	if grows {
 		// The array before Len, so that a goroutine that reads beside Next finds elements
 		// wherever Len says. Nothing is unmapped while lengths is held.
-		if err := f.setLen(p.length); err != nil {
+		if err := f.setLen(c.length); err != nil {
 			return false, err
 		}
 	}
 	f.mu.Lock()
-	stands = f.standsLocked(p, cuts)
-	if stands {
-		f.showLocked(p)
-	}
+	shown := f.sub.show(c, f.word.value().Load())
 	f.mu.Unlock()
-	return stands, f.settleLocked()
-}
-
-// soonestLocked returns what a Next that waits on the CPU shows before an update whose work
-// is not done: the newest that arrived and is complete, otherwise the oldest that is not
-// shown, which is complete first. Waiting for the update itself, a follower would show
-// nothing while the publisher's work is always one announcement behind, or for ever if the
-// publisher waits for what the follower does with a generation before. The caller holds mu.
-func (f *follower) soonestLocked(last *pending) *pending {
-	behind := max(f.shown[len(f.shown)-1].generation, f.cut)
-	var soonest *shown
-	for i := range f.received {
-		switch s := &f.received[i]; {
-		case s.generation <= behind:
-		case soonest == nil || f.word.reached(s.ordered):
-			soonest = s
-		}
-	}
-	if soonest == nil || soonest.generation >= last.generation {
-		return last
-	}
-	return &pending{shown: *soonest}
-}
-
-// standsLocked reports whether what was pending after so many cuts may be shown, although a
-// newer update has arrived. The caller holds mu.
-func (f *follower) standsLocked(p *pending, cuts int) bool {
-	if p == nil || f.cutLocked() && p.ordered > f.completed {
-		return false
-	}
-	return f.pending == p || f.cuts == cuts && p.generation > f.shown[len(f.shown)-1].generation
-}
-
-// showLocked shows an update. The caller holds mu.
-func (f *follower) showLocked(p *pending) {
-	if f.pending == p {
-		f.pending = nil
-	}
-	// If the publisher ends now, the last complete state remains.
-	complete := f.word.value().Load()
-	for len(f.shown) > 1 && f.shown[1].ordered <= complete {
-		f.shown = f.shown[1:]
-	}
-	f.shown = append(f.shown, p.shown)
-	f.unfinished, f.told = false, false
-}
-
-// cutLocked reports whether the publisher's word no longer counts. The caller holds mu.
-func (f *follower) cutLocked() bool { return f.gone != nil || f.died }
-
-// lastCompleteLocked returns the last view that arrived and was complete when the
-// connection ended; the zero view if none was. The caller holds mu.
-func (f *follower) lastCompleteLocked() (last shown) {
-	for _, s := range f.received {
-		if s.ordered <= f.completed {
-			last = s
-		}
-	}
-	return last
-}
-
-// goneLocked returns why nothing further arrives, or why less is shown. The caller holds
-// mu.
-func (f *follower) goneLocked() error {
-	if f.unfinished {
-		return peererr.Wrap(f.gone, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
-	}
-	return f.gone
+	return shown, f.settleLocked()
 }
 
 // failed is Follower.Err. If the connection has ended, only elements that are complete
 // are shown when it returns.
 func (f *follower) failed() error {
 	f.mu.Lock()
-	err := f.goneLocked()
+	err := f.sub.err()
 	f.mu.Unlock()
 	f.awaitEnd()
 	return err
@@ -196,7 +105,7 @@ func (f *follower) failed() error {
 // awaitEnd waits until the end of the connection is handled, if it has ended.
 func (f *follower) awaitEnd() {
 	f.mu.Lock()
-	died, ended := f.died, f.ended
+	died, ended := !f.sub.counts(), f.ended
 	f.mu.Unlock()
 	if died {
 		<-ended
@@ -206,5 +115,5 @@ func (f *follower) awaitEnd() {
 func (f *follower) stateNow() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.state
+	return f.sub.state()
 }

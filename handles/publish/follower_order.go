@@ -42,7 +42,7 @@ func (f *follower) order(ctx context.Context, op string, streams []*cuda.Stream,
 		return ok, nil
 	}
 	f.limitWait(generation)
-	if len(streams) == 0 || f.stream == nil {
+	if f.onHost(streams) {
 		return true, f.await(ctx, op, generation)
 	}
 	m, err := f.mark(op, generation)
@@ -57,6 +57,9 @@ func (f *follower) order(ctx context.Context, op string, streams []*cuda.Stream,
 	}
 	return true, nil
 }
+
+// onHost reports whether a wait for the publisher's work is the caller's own.
+func (f *follower) onHost(streams []*cuda.Stream) bool { return len(streams) == 0 || f.stream == nil }
 
 // useStreams acquires streams of the user, none of which may capture a graph.
 func useStreams(sys *core.System, op string, streams []*cuda.Stream) (release func(), err error) {
@@ -109,7 +112,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 			return core.Mark{}, own.Ctx.CallError(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
 		}
 		f.waited = generation
-		if f.hasDied() {
+		if !f.counts() {
 			f.letGo() // the end may have been handled before this wait was submitted
 		}
 	}
@@ -119,7 +122,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 
 // await waits on the CPU until a generation is complete.
 func (f *follower) await(ctx context.Context, op string, generation uint64) error {
-	over := func() bool { return f.reached(generation) || f.hasDied() }
+	over := func() bool { return f.reached(generation) || !f.counts() }
 	switch {
 	case !wait.Poll(ctx, func() bool { return over() || f.ctx.Err() != nil }):
 		return peererr.Wait(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
@@ -176,16 +179,15 @@ func (f *follower) watch() {
 		case <-f.k.read:
 			select {
 			case <-f.mailbox.over: // before the connection's end, or with it
-				f.die(f.mailbox.why)
+				f.disconnected(f.mailbox.why)
 			default: // it has left
 			}
 			return
 		case <-f.begun:
 		case <-limit:
 			if !f.reached(generation) {
-				f.die(peererr.New(opFollower, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
-					"find out what the publisher waits for, or raise FollowOptions.MaxWait"))
-				close(f.stalled)
+				f.cutOff(peererr.New(opFollower, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
+					"find out what the publisher waits for, or raise FollowOptions.MaxWait"), (*subscription).end)
 				f.k.leave(f.token, f.mailbox)
 				return
 			}
@@ -196,32 +198,39 @@ func (f *follower) watch() {
 	}
 }
 
-// die keeps only complete elements shown, and releases the streams.
-func (f *follower) die(why error) {
-	f.mu.Lock()
-	// The lock is held until the outcome is settled, so that callers whose streams are
-	// released see it.
-	f.completed = f.word.value().Swap(release)
-	f.died, f.state = true, Stale
-	if !f.mayReturn(why) {
-		f.gone, f.state = why, Ended
+// disconnected notes the end of the connection.
+func (f *follower) disconnected(why error) {
+	if f.mayReturn(why) {
+		f.cutOff(why, (*subscription).lose)
+	} else {
+		f.cutOff(why, (*subscription).end)
 	}
-	last := len(f.shown) - 1
-	for last > 0 && f.shown[last].ordered > f.completed {
-		last--
-		f.unfinished, f.told = true, false
-	}
-	f.shown = f.shown[:last+1]
-	f.changeLocked()
-	f.mu.Unlock()
-	f.letGo()
-	_ = f.settle() // fails only if the follower closes
 }
 
-func (f *follower) hasDied() bool {
+// cutOff ends what counted of the publisher's word: only complete elements stay shown, and
+// the streams that wait are released.
+func (f *follower) cutOff(why error, event func(s *subscription, why error, word uint64)) {
+	var counted bool
+	f.tell(func(s *subscription) {
+		// The outcome is settled under the lock, so that callers whose streams are released
+		// see it.
+		var word uint64
+		if counted = s.counts(); counted {
+			word = f.word.value().Swap(release)
+		}
+		event(s, why, word)
+	})
+	if counted {
+		f.letGo()
+		_ = f.settle() // fails only if the follower closes
+	}
+}
+
+// counts reports whether the publisher's word still counts.
+func (f *follower) counts() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.died
+	return f.sub.counts()
 }
 
 // letGo writes the final value to the word until the stream is idle, because a last

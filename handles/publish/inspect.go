@@ -48,8 +48,8 @@ func (f *follower) inspect(name string) {
 func (i inspectedFollower) InspectFollower() share.Follower {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
-	to := share.Follower{Name: i.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.shown[len(i.f.shown)-1].generation, Bytes: i.memory.Committed()}
-	if err := i.f.goneLocked(); err != nil {
+	to := share.Follower{Name: i.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.sub.current().generation, Bytes: i.memory.Committed()}
+	if err := i.f.sub.err(); err != nil {
 		to.Stuck = err.Error()
 	}
 	return to

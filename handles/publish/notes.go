@@ -5,11 +5,14 @@ package publish
 // Notes for readers of the source; docs/life-announce.md follows one announcement
 // through it, and docs/protocol.md specifies the messages.
 //
-// Three parts have neither sockets nor memory: the publisher's progress of one follower,
-// the follower's replica of its publication, and the codec between them. The states of
-// the first two are listed at their types, and a model test runs them against each
-// other. A publication is one view: a generation, a length, chunks by identity. A
-// follower is sent the difference between what it has and the view, one update at a
+// Four parts have neither sockets nor memory: the publisher's progress of one follower,
+// the follower's replica of its publication, its subscription, and the codec between the
+// two processes. The replica is what a follower has mapped; the subscription is what it
+// shows of that, whether more may come, and what Next and Err return. The states of the
+// first three are tables at their types, with model tests: progress and replica run
+// against each other, and the subscription against all that a publisher may do.
+//
+// A publication is one view: a generation, a length, chunks by identity. A follower is sent the difference between what it has and the view, one update at a
 // time, the next after the acknowledgement. So a slow follower skips generations and
 // delays no other, memory is given back before other memory takes its place, and a
 // chunk that is made later at the same offset has another identity. An update brings
@@ -72,9 +75,9 @@ package publish
 // under its directory's lock, and only then ends the follower: a process that lost the
 // race still follows, and is told which process has the socket (peer.ServedError), as is
 // a publisher that returns. The publication continues with the last view that arrived
-// and is complete (received), whether or not Next has shown it. One server's calls of
-// TakeOver are serialized after their wait, because several publications may share a
-// socket that only one call binds.
+// and is complete (subscription.last), whether or not Next has shown it. One server's
+// calls of TakeOver are serialized after their wait, because several publications may
+// share a socket that only one call binds.
 //
 // # Pages
 //

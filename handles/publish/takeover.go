@@ -211,7 +211,7 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	if s.find(f.name) != nil { // before anything changes
 		return nil, peererr.New(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
 	}
-	f.take() // it no longer comes back
+	f.inherit()
 	_ = f.current().close()
 	select {
 	case <-f.over:
@@ -224,8 +224,12 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	last, hold := f.lastCompleteLocked(), f.hold
+	last, may := f.sub.heritage()
+	hold := f.hold
 	f.mu.Unlock()
+	if !may {
+		return nil, peererr.Closed(op, "follower")
+	}
 	if err := f.memory.SetLen(op, uint64(last.length)*f.replica.unit); err != nil {
 		return nil, err
 	}
@@ -238,10 +242,17 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	}
 	hold.Release()
 	f.mu.Lock()
-	f.buffer, f.gone, f.state = nil, peererr.Closed(opFollower, "follower"), Ended
-	f.changeLocked()
+	f.buffer = nil
 	f.mu.Unlock()
+	f.tell((*subscription).adopt)
 	return p, nil
+}
+
+// inherit ends the follower's coming back. One that is with a publisher ends with the
+// connection.
+func (f *follower) inherit() {
+	f.tell((*subscription).inherit)
+	f.take()
 }
 
 // id returns the identity of the followed publication.
@@ -262,7 +273,7 @@ func (f *follower) current() *line {
 type legacy struct {
 	identity   identity
 	generation uint64
-	last       shown
+	last       version
 	chunks     []chunk
 }
 

@@ -1,0 +1,400 @@
+package publish
+
+import (
+	"slices"
+
+	"github.com/cuvmm/cuvmm/internal/peererr"
+)
+
+// subscription is the life of a follower: which versions arrived, which of them is shown,
+// and whether more may come. It has no lock, no memory, no connection and no driver: the
+// follower tells it what happened, passes it what the fence word reads, and does what it
+// returns. It is always in one of six phases:
+//
+//	phase       means                                                           word    State     Next waits for  Err
+//	following   a publisher's views arrive                                      counts  declared  the next view   nil
+//	inheriting  the same, and TakeOver waits for the connection's end           counts  declared  the next view   nil
+//	withdrawn   the publisher announces no more, and finishes what it announced counts  Ended     nothing         why
+//	away        the publisher is gone, and another one may continue             final   Stale     the next view   nil
+//	ended       nothing more is announced                                       final   Ended     nothing         why
+//	adopted     the memory is a publication of this process                     final   Ended     nothing         why
+//
+// What leads from one phase to another, and what happens beside it. Where there is no phase
+// the event changes nothing: the follower leaves a publisher whose accept comes too late, and
+// TakeOver returns cuda.ErrClosed where adopt has no phase.
+//
+//	event     comes when                           following   inheriting  withdrawn  away       ended
+//	withdraw  the last view came, on a connection  withdrawn   withdrawn
+//	          that lives; nothing more is mapped
+//	lose      the connection ended, and another    away        ended       ended
+//	          publisher may continue: cut off
+//	end       none will, or a wait reached its     ended       ended       ended      ended
+//	          limit: cut off
+//	accept    another publisher accepts: renumber                                     following
+//	inherit   TakeOver begins                      inheriting                         ended
+//	adopt     TakeOver has published the memory                                                  adopted
+//
+//	cut off   from now on only what the publisher completed counts, and is shown: the word's
+//	          last value says what that is. The follower ends the waits for the word.
+//	renumber  what is complete stays so, whatever the new publisher's word reads
+//
+// A publisher that ends before the work of what was shown is done leaves it unfinished:
+//
+//	unfinished  means                                          leaves it by
+//	intact      what Next showed is shown                      cut off, if less is complete: untold
+//	untold      less is shown, and Err matches ErrUnfinished   next, unless nothing more comes: told
+//	told        the same, and a Next has returned it           show: intact
+//
+// What Next does, in this order:
+//
+//	untold, and more may come        returns ErrUnfinished
+//	a version was refused            returns the reason, once
+//	a version is pending             orders the streams behind it, and shows it if it still stands
+//	nothing more is announced, and   returns why
+//	nothing more is mapped
+//	otherwise                        waits for the next event
+type subscription struct {
+	phase      phase
+	unfinished unfinished
+	said       State // what the publisher declared last; Stale until another one declares
+	why        error // the reason of the last withdraw, lose or end
+	// completed is the last generation that the publisher completed, once its word no
+	// longer counts.
+	completed uint64
+	drained   bool // nothing further is mapped
+
+	// pending is the last version that arrived, unless it was shown; its generation is 0 if
+	// there is none. refusal is why it cannot be shown.
+	pending version
+	refusal error
+	// shown are the versions that Next showed: the last, and those before it back to one
+	// that is complete.
+	shown []version
+	// received are the versions that arrived, back to the last that is complete. Of those up
+	// to generation cut something was taken back since, or the publisher changed: they are
+	// not shown by themselves any more. cuts counts how often that happened.
+	received []version
+	cut      uint64
+	cuts     int
+}
+
+// version is a generation as a follower shows it. Its work is done when the word has reached
+// ordered, which is 0 for a version that an earlier publisher completed.
+type version struct {
+	generation, ordered uint64
+	length              int
+}
+
+// candidate is a version that Next is about to show, and how often something had been taken
+// back before.
+type candidate struct {
+	version
+	cuts int
+}
+
+// phase is a row of the table at subscription. 0 is none.
+type phase uint8
+
+const (
+	phaseFollowing phase = iota + 1
+	phaseInheriting
+	phaseWithdrawn
+	phaseAway
+	phaseEnded
+	phaseAdopted
+	phases
+)
+
+// rules are the columns of the phases.
+var rules = [phases]struct {
+	state  State // 0: what the publisher declared
+	counts bool  // the publisher's word tells what is complete
+	ends   bool  // Next and Err return why
+}{
+	phaseFollowing:  {counts: true},
+	phaseInheriting: {counts: true},
+	phaseWithdrawn:  {counts: true, state: Ended, ends: true},
+	phaseAway:       {state: Stale},
+	phaseEnded:      {state: Ended, ends: true},
+	phaseAdopted:    {state: Ended, ends: true},
+}
+
+// lifeEvent is a row of the events at subscription.
+type lifeEvent uint8
+
+const (
+	eventWithdraw lifeEvent = iota
+	eventLose
+	eventEnd
+	eventAccept
+	eventInherit
+	eventAdopt
+	events
+)
+
+var transitions = [phases][events]phase{
+	phaseFollowing:  {eventWithdraw: phaseWithdrawn, eventLose: phaseAway, eventEnd: phaseEnded, eventInherit: phaseInheriting},
+	phaseInheriting: {eventWithdraw: phaseWithdrawn, eventLose: phaseEnded, eventEnd: phaseEnded},
+	phaseWithdrawn:  {eventLose: phaseEnded, eventEnd: phaseEnded},
+	phaseAway:       {eventEnd: phaseEnded, eventAccept: phaseFollowing, eventInherit: phaseEnded},
+	phaseEnded:      {eventAdopt: phaseAdopted},
+}
+
+// unfinished is a row of the second table at subscription.
+type unfinished uint8
+
+const (
+	intact unfinished = iota
+	untold
+	told
+)
+
+func newSubscription() subscription {
+	return subscription{phase: phaseFollowing, said: Live, shown: []version{{}}}
+}
+
+// move carries an event out, and reports whether the table has a phase for it.
+func (s *subscription) move(e lifeEvent) bool {
+	to := transitions[s.phase][e]
+	if to == 0 {
+		return false
+	}
+	s.phase = to
+	return true
+}
+
+// withdraw notes that the publisher announces no more.
+func (s *subscription) withdraw(why error) {
+	if s.move(eventWithdraw) {
+		s.why, s.drained = why, true
+	}
+}
+
+// lose notes that the publisher is gone, and another one may continue. word is the last
+// value of its word, if that counts.
+func (s *subscription) lose(why error, word uint64) { s.cutOff(eventLose, why, word) }
+
+// end notes that nothing more is announced. word is the last value of the publisher's word,
+// if that counts.
+func (s *subscription) end(why error, word uint64) { s.cutOff(eventEnd, why, word) }
+
+func (s *subscription) cutOff(e lifeEvent, why error, word uint64) {
+	counted := s.counts()
+	if !s.move(e) {
+		return
+	}
+	s.why = why
+	if !counted {
+		return
+	}
+	s.completed = word
+	last := len(s.shown) - 1
+	for last > 0 && !s.complete(s.shown[last], word) {
+		last--
+		s.unfinished = untold
+	}
+	s.shown = s.shown[:last+1]
+	s.received = slices.DeleteFunc(s.received, func(v version) bool { return !s.complete(v, word) })
+	if s.refusal == nil && !s.complete(s.pending, word) {
+		s.pending = version{}
+		if v := s.last(); v.generation > s.current().generation {
+			s.pending = v
+		}
+	}
+}
+
+// accept notes that another publisher accepts the follower. It returns false if the follower
+// does not follow it any more.
+func (s *subscription) accept() bool {
+	if !s.move(eventAccept) {
+		return false
+	}
+	if !reached(s.completed, s.pending.ordered) { // it was refused: of the others none is left
+		s.pending, s.refusal = version{}, nil
+	}
+	s.said, s.why, s.completed = Stale, nil, 0
+	s.shown = append(s.shown[:0], s.current())
+	for _, all := range [][]version{s.shown, s.received} {
+		for i := range all {
+			all[i].ordered = 0
+		}
+	}
+	s.pending.ordered = 0
+	s.cutReceived()
+	return true
+}
+
+// inherit notes that TakeOver has begun: no other publisher is accepted any more.
+func (s *subscription) inherit() { s.move(eventInherit) }
+
+// heritage returns the version that TakeOver goes on with, and whether it may.
+func (s *subscription) heritage() (last version, may bool) {
+	return s.last(), transitions[s.phase][eventAdopt] != 0
+}
+
+// adopt notes that this process publishes the memory.
+func (s *subscription) adopt() {
+	if s.move(eventAdopt) {
+		s.why = peererr.Closed(opFollower, "follower")
+	}
+}
+
+// drain notes that nothing further is mapped.
+func (s *subscription) drain() { s.drained = true }
+
+// declare notes the state that the publisher declares with a view.
+func (s *subscription) declare(state State) {
+	if s.counts() {
+		s.said = state
+	}
+}
+
+// mostReceived bounds the versions that are kept of a publisher whose work is stalled.
+const mostReceived = 1024
+
+// arrive notes that a version is mapped. One that never will be complete is forgotten.
+func (s *subscription) arrive(v version, word uint64) {
+	if !s.counts() && !s.complete(v, word) {
+		return
+	}
+	s.received = s.sinceComplete(append(s.received, v), word)
+	if len(s.received) > mostReceived {
+		s.received = slices.Delete(s.received, 1, 2)
+	}
+	s.pending, s.refusal = v, nil
+}
+
+// refuse notes why a version cannot be shown.
+func (s *subscription) refuse(v version, why error) { s.pending, s.refusal = v, why }
+
+// takeBack notes that the publisher takes back what is behind the first length elements.
+func (s *subscription) takeBack(length int) {
+	for _, all := range [][]version{s.shown, s.received} {
+		for i := range all {
+			all[i].length = min(all[i].length, length)
+		}
+	}
+	s.pending.length = min(s.pending.length, length)
+	s.cutReceived()
+}
+
+// cutReceived notes that no version so far is shown by itself any more.
+func (s *subscription) cutReceived() {
+	s.cuts++
+	if n := len(s.received); n > 0 {
+		s.cut = s.received[n-1].generation
+	}
+}
+
+// next is what a Next does now: it shows a version, unless its generation is 0, or returns
+// an error, or waits. host says that it waits for the version's work itself.
+func (s *subscription) next(word uint64, host bool) (candidate, error) {
+	ends := rules[s.phase].ends
+	switch {
+	case s.unfinished == untold && !ends:
+		s.unfinished = told
+		return candidate{}, s.err()
+	case s.refusal != nil:
+		why := s.refusal
+		s.pending, s.refusal = version{}, nil
+		return candidate{}, why
+	case s.pending.generation == 0 && ends && s.drained:
+		return candidate{}, s.err()
+	case s.pending.generation > 0 && host:
+		return candidate{s.soonest(word), s.cuts}, nil
+	}
+	return candidate{s.pending, s.cuts}, nil
+}
+
+// soonest returns what a Next that waits on the host shows: what is pending, unless its work
+// is not done. Then it is the newest version that arrived and is complete, otherwise the
+// oldest that is not shown, which is complete first. Waiting for what is pending, a follower
+// would show nothing while the publisher's work is always one announcement behind, or for
+// ever if the publisher waits for what the follower does with a generation before.
+func (s *subscription) soonest(word uint64) version {
+	soonest := s.pending
+	if s.complete(soonest, word) {
+		return soonest
+	}
+	behind := max(s.current().generation, s.cut)
+	for _, v := range s.received {
+		if v.generation > behind && v.generation < s.pending.generation && (soonest == s.pending || s.complete(v, word)) {
+			soonest = v
+		}
+	}
+	return soonest
+}
+
+// stands reports whether a candidate may be shown, although a newer version has arrived.
+func (s *subscription) stands(c candidate) bool {
+	if !s.counts() && !s.complete(c.version, 0) {
+		return false
+	}
+	return c.version == s.pending || c.cuts == s.cuts
+}
+
+// show shows a candidate, and reports whether it still stands.
+func (s *subscription) show(c candidate, word uint64) bool {
+	if !s.stands(c) {
+		return false
+	}
+	if s.pending == c.version {
+		s.pending = version{}
+	}
+	s.shown = append(s.sinceComplete(s.shown, word), c.version)
+	s.unfinished = intact
+	return true
+}
+
+// sinceComplete removes the versions before the last that is complete, to which a follower
+// returns if its publisher ends now.
+func (s *subscription) sinceComplete(all []version, word uint64) []version {
+	n := 0
+	for n+1 < len(all) && s.complete(all[n+1], word) {
+		n++
+	}
+	return slices.Delete(all, 0, n)
+}
+
+// current returns the version that is shown, which is the zero version before the first Next.
+func (s *subscription) current() version { return s.shown[len(s.shown)-1] }
+
+// last returns the last version that arrived and is complete, once the word no longer
+// counts; the zero version if there is none.
+func (s *subscription) last() version {
+	if n := len(s.received); n > 0 {
+		return s.received[n-1]
+	}
+	return version{}
+}
+
+// state is Follower.State.
+func (s *subscription) state() State {
+	if is := rules[s.phase].state; is != 0 {
+		return is
+	}
+	return s.said
+}
+
+// err is Follower.Err.
+func (s *subscription) err() error {
+	var why error
+	if rules[s.phase].ends {
+		why = s.why
+	}
+	if s.unfinished != intact {
+		return peererr.Wrap(why, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
+	}
+	return why
+}
+
+// counts reports whether the publisher's word tells what is complete.
+func (s *subscription) counts() bool { return rules[s.phase].counts }
+
+// complete reports whether a version's work is done, by the word or by its last value.
+func (s *subscription) complete(v version, word uint64) bool {
+	if !s.counts() {
+		word = s.completed
+	}
+	return reached(word, v.ordered)
+}

@@ -1,0 +1,378 @@
+package publish
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// flags are a follower's life as one would say it without phases.
+type flags struct{ counts, ends, heir, adopted, asStale bool }
+
+// apply says what an event changes. It returns whether the reason is the event's.
+func (f *flags) apply(e lifeEvent) (reason bool) {
+	switch before := *f; e {
+	case eventWithdraw:
+		f.ends = f.ends || f.counts
+		return f.ends != before.ends
+	case eventLose:
+		f.ends = f.ends || f.counts && f.heir
+		f.counts = false
+		return before.counts
+	case eventEnd:
+		f.counts, f.ends = false, true
+		return before.counts || !before.ends
+	case eventAccept:
+		if f.counts = f.counts || !f.ends; f.counts != before.counts {
+			f.asStale = true
+		}
+	case eventInherit:
+		f.heir = true
+		f.ends = f.ends || !f.counts
+	case eventAdopt:
+		f.adopted = f.adopted || f.ends && !f.counts
+		return f.adopted != before.adopted
+	}
+	return false
+}
+
+// Every sequence of five events leads where the flags say.
+func TestEveryPhaseOfAFollower(t *testing.T) {
+	reasons := [events]error{}
+	for e := range reasons {
+		reasons[e] = fmt.Errorf("event %d", e)
+	}
+	reasons[eventAdopt] = cuda.ErrClosed
+	met := map[phase]bool{}
+	var walk func(s subscription, f flags, why error, so []lifeEvent)
+	walk = func(s subscription, f flags, why error, so []lifeEvent) {
+		met[s.phase] = true
+		require.Equal(t, f.counts, s.counts(), so)
+		_, may := s.heritage()
+		require.Equal(t, f.ends && !f.counts && !f.adopted, may, so)
+		switch {
+		case f.ends:
+			require.ErrorIs(t, s.err(), why, so)
+			require.Equal(t, Ended, s.state(), so)
+		case !f.counts || f.asStale:
+			require.NoError(t, s.err(), so)
+			require.Equal(t, Stale, s.state(), so)
+		default:
+			require.NoError(t, s.err(), so)
+			require.Equal(t, Live, s.state(), so)
+		}
+		s.declare(Suspended)
+		require.Equal(t, f.counts && !f.ends, s.state() == Suspended, so)
+		c, err := s.next(0, true)
+		require.Zero(t, c.generation, so)
+		require.Equal(t, f.ends && s.drained, err != nil, so)
+		s.drain()
+		_, err = s.next(0, true)
+		require.Equal(t, f.ends, err != nil, so)
+		if len(so) == 5 {
+			return
+		}
+		for e := range events {
+			s, f, why := newSubscription(), flags{counts: true}, error(nil)
+			for _, e := range append(so[:len(so):len(so)], e) {
+				before := f
+				reason := f.apply(e)
+				switch e {
+				case eventWithdraw:
+					s.withdraw(reasons[e])
+					require.Equal(t, reason || s.drained, s.drained, "nothing more is mapped")
+				case eventLose:
+					s.lose(reasons[e], 0)
+				case eventEnd:
+					s.end(reasons[e], 0)
+				case eventAccept:
+					require.Equal(t, f.counts && !before.counts, s.accept())
+				case eventInherit:
+					s.inherit()
+				case eventAdopt:
+					s.adopt()
+				}
+				if reason {
+					why = reasons[e]
+				}
+			}
+			walk(s, f, why, append(so[:len(so):len(so)], e))
+		}
+	}
+	walk(newSubscription(), flags{counts: true}, nil, nil)
+	require.Len(t, met, int(phases)-1)
+}
+
+// modelPublisher is what a follower's publisher announced and finished, and all that the follower
+// should remember of it.
+type modelPublisher struct {
+	s          subscription
+	generation uint64
+	word       uint64
+	arrived    []version // all of them, with what was taken back
+	shown      []version
+	refused    uint64 // the last generation that was
+	cut        uint64 // the last generation that something was taken back of
+	unfinished bool
+	lastLength int
+	drained    bool
+	owes       bool // something is being taken back, and its version comes next
+	held       candidate
+	host       bool
+}
+
+func (m *modelPublisher) completes(v version) bool { return v.ordered <= m.word }
+
+// newest returns the last version that is complete.
+func (m *modelPublisher) newest(of []version) (v version) {
+	for _, o := range of {
+		if m.completes(o) {
+			v = o
+		}
+	}
+	return v
+}
+
+func (m *modelPublisher) current() version { return m.shown[len(m.shown)-1] }
+
+// arrives has a version arrive, which is ordered behind its own generation or an earlier one.
+func (m *modelPublisher) arrives(t *rapid.T) {
+	m.generation++
+	m.owes = false
+	v := version{m.generation, m.generation, m.lastLength}
+	if n := len(m.arrived); n > 0 && rapid.IntRange(0, 3).Draw(t, "no work") == 0 {
+		v.ordered = m.arrived[n-1].ordered
+	}
+	m.s.declare(Live)
+	m.s.arrive(v, m.reads())
+	m.arrived = append(m.arrived, v)
+}
+
+// reads is what the word reads: its final value, once that does not count.
+func (m *modelPublisher) reads() uint64 {
+	if !m.s.counts() {
+		return release
+	}
+	return m.word
+}
+
+func (m *modelPublisher) announce(t *rapid.T) {
+	if m.s.phase == phaseWithdrawn || m.drained {
+		return
+	}
+	if !m.owes {
+		m.lastLength += rapid.IntRange(0, 3).Draw(t, "more")
+	}
+	m.arrives(t)
+	if !m.s.counts() {
+		m.drained = true // at most one arrives that was on its way when the word ended
+	}
+}
+
+func (m *modelPublisher) refuse(*rapid.T) {
+	if m.s.phase != phaseWithdrawn && !m.drained {
+		m.generation++
+		m.refused, m.owes = m.generation, false
+		m.s.refuse(version{m.generation, m.generation, m.lastLength}, errors.New("refused"))
+		m.drained = !m.s.counts()
+	}
+}
+
+func (m *modelPublisher) shrink(t *rapid.T) {
+	if !m.s.counts() || m.s.phase == phaseWithdrawn || m.owes {
+		return
+	}
+	m.lastLength = rapid.IntRange(0, m.lastLength).Draw(t, "length")
+	for _, all := range [][]version{m.arrived, m.shown} {
+		for i := range all {
+			all[i].length = min(all[i].length, m.lastLength)
+		}
+	}
+	m.cutArrived()
+	m.s.takeBack(m.lastLength)
+	m.owes = true
+}
+
+func (m *modelPublisher) cutArrived() {
+	if n := len(m.arrived); n > 0 {
+		m.cut = m.arrived[n-1].generation
+	}
+}
+
+func (m *modelPublisher) work(t *rapid.T) {
+	if m.s.counts() {
+		m.word = rapid.Uint64Range(m.word, m.generation).Draw(t, "word")
+	}
+}
+
+func (m *modelPublisher) cutOff(event func(s *subscription, why error, word uint64)) {
+	counted := m.s.counts()
+	event(&m.s, errors.New("gone"), m.word)
+	if !counted {
+		return
+	}
+	if last := m.newest(m.shown); last != m.current() {
+		m.unfinished = true
+		m.shown = append(m.shown, last)
+	}
+}
+
+func (m *modelPublisher) withdraw(*rapid.T) { m.s.withdraw(errors.New("withdrawn")) }
+func (m *modelPublisher) lose(*rapid.T)     { m.cutOff((*subscription).lose) }
+func (m *modelPublisher) end(*rapid.T)      { m.cutOff((*subscription).end) }
+func (m *modelPublisher) inherit(*rapid.T)  { m.s.inherit() }
+
+// accept is another publisher, whose generations are later and whose word reads anything.
+func (m *modelPublisher) accept(t *rapid.T) {
+	before, was, refusal := m.s.current(), m.s.pending, m.s.refusal
+	if !m.s.accept() {
+		return
+	}
+	require.Equal(t, refusal != nil && m.completes(was), m.s.refusal != nil, "the refusal of what never was")
+	require.Equal(t, before.length, m.s.current().length)
+	require.Equal(t, before.generation, m.s.current().generation)
+	old := m.newest(m.arrived)
+	m.arrived, m.shown = nil, []version{m.s.current()}
+	if old.ordered = 0; old.generation > 0 {
+		m.arrived = []version{old}
+	}
+	m.cutArrived()
+	m.generation += rapid.Uint64Range(1, 5).Draw(t, "ahead")
+	m.word = rapid.Uint64Range(0, m.generation).Draw(t, "word")
+	m.drained, m.owes = false, false
+}
+
+// soonest returns what a Next shows that waits on the host.
+func (m *modelPublisher) soonest() version {
+	if !m.s.counts() || m.completes(m.s.pending) {
+		return m.s.pending
+	}
+	var unseen []version
+	for _, v := range m.arrived {
+		if v.generation > max(m.current().generation, m.cut) && v.generation < m.s.pending.generation {
+			unseen = append(unseen, v)
+		}
+	}
+	if v := m.newest(unseen); v.generation > 0 {
+		return v
+	}
+	return append(unseen, m.s.pending)[0]
+}
+
+func (m *modelPublisher) next(t *rapid.T) {
+	host := rapid.Bool().Draw(t, "host")
+	mayGoOn := !rules[m.s.phase].ends
+	unfinished := m.s.unfinished
+	c, err := m.s.next(m.reads(), host)
+	switch {
+	case errors.Is(err, ErrUnfinished) && mayGoOn:
+		require.True(t, m.unfinished)
+		require.Equal(t, untold, unfinished, "once")
+		require.Equal(t, told, m.s.unfinished)
+	case err != nil && err.Error() == "refused":
+	case err != nil:
+		require.False(t, mayGoOn)
+	case c.generation > 0:
+		require.Greater(t, c.generation, m.current().generation)
+		if host {
+			require.Equal(t, m.soonest(), c.version)
+		} else {
+			require.Equal(t, m.s.pending, c.version)
+		}
+		m.held, m.host = c, host
+	}
+}
+
+// show is what follows a next, after whatever happened meanwhile. On the host the version is
+// complete by then, or the word has ended.
+func (m *modelPublisher) show(t *rapid.T) {
+	if m.held.generation == 0 || m.host && m.s.counts() && !m.completes(m.held.version) {
+		return
+	}
+	if m.s.show(m.held, m.reads()) {
+		require.Greater(t, m.held.generation, m.current().generation)
+		m.shown, m.unfinished = append(m.shown, m.held.version), false
+		if !m.s.counts() {
+			require.True(t, m.completes(m.held.version) || m.held.ordered == 0)
+		}
+		require.Contains(t, m.arrived, m.held.version, "neither what was taken back is shown, nor what another publisher announced")
+	}
+	m.held = candidate{}
+}
+
+func (m *modelPublisher) check(t *rapid.T) {
+	require.Equal(t, m.current(), m.s.current())
+	require.Equal(t, m.unfinished, errors.Is(m.s.err(), ErrUnfinished))
+	if !m.s.counts() {
+		require.Equal(t, m.newest(m.arrived), m.s.last(), "what a take-over goes on with")
+		for _, all := range [][]version{m.s.shown, m.s.received} {
+			for _, v := range all {
+				require.True(t, m.completes(v))
+			}
+		}
+	}
+}
+
+// Whatever arrives, is taken back, refused and finished, and whoever publishes: a follower
+// shows what was announced and not taken back, in its order; what was complete, once the
+// publisher is gone; and a take-over goes on with the last that is.
+func TestWhatAFollowerShows(t *testing.T) {
+	life := func(t *rapid.T) {
+		m := &modelPublisher{s: newSubscription(), shown: []version{{}}}
+		t.Repeat(map[string]func(*rapid.T){
+			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work,
+			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "inherit": m.inherit, "accept": m.accept,
+			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "": m.check,
+		})
+		m.end(t)
+		m.s.drain()
+		for {
+			c, err := m.s.next(m.reads(), true)
+			if err != nil && err.Error() != "refused" {
+				break
+			}
+			if err == nil {
+				require.NotZero(t, c.generation, "Next waits for ever")
+				m.held = c
+				m.show(t)
+			}
+			m.check(t)
+		}
+		passed := m.refused // a Next that fails, or shows a later version, passes those before
+		for _, v := range m.shown {
+			passed = max(passed, v.generation)
+		}
+		require.LessOrEqual(t, m.s.last().generation, passed, "what was complete is shown")
+	}
+	for range 20 { // a life takes microseconds
+		rapid.Check(t, life)
+	}
+}
+
+// Of a publisher whose work is stalled a bounded number of versions is kept: among them the
+// last that is complete, and the last.
+func TestWhatIsKeptOfAStalledPublisher(t *testing.T) {
+	s := newSubscription()
+	for g := uint64(1); g <= 2*mostReceived; g++ {
+		s.arrive(version{generation: g, ordered: g}, 1)
+		require.LessOrEqual(t, len(s.received), mostReceived)
+		require.EqualValues(t, 1, s.received[0].generation)
+		require.Equal(t, g, s.received[len(s.received)-1].generation)
+	}
+	s.end(cuda.ErrClosed, 2*mostReceived-1)
+	require.EqualValues(t, 2*mostReceived-1, s.last().generation)
+
+	s = newSubscription()
+	for g := uint64(1); g <= 10; g++ {
+		s.arrive(version{generation: g, ordered: g}, g)
+		c, err := s.next(g, true)
+		require.NoError(t, err)
+		require.True(t, s.show(c, g))
+		require.Len(t, s.received, 1, "of one that is not, the last")
+		require.LessOrEqual(t, len(s.shown), 2)
+	}
+}
