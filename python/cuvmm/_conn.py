@@ -14,7 +14,7 @@ import stat
 import struct
 import threading
 import time
-from typing import Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _packet
 from ._process import OfProcess, State
@@ -60,6 +60,17 @@ def _sooner(a: Optional[float], b: Optional[float]) -> Optional[float]:
     return b if a is None else a if b is None else min(a, b)
 
 
+def _files(ancillary: Any) -> List[int]:
+    """Returns the descriptors that came with a packet."""
+    files: List[int] = []
+    for level, kind, content in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            numbers = array.array("i")
+            numbers.frombytes(content[:len(content) - len(content) % numbers.itemsize])
+            files += numbers
+    return files
+
+
 def _await(fd: int, event: int, until: Optional[float]) -> bool:
     """Waits until the descriptor is ready; False at the deadline."""
     p = select.poll()
@@ -89,6 +100,10 @@ class Conn(OfProcess):
         self._sent: List[int] = []  # a number for each packet behind the sequence of out
         nonce = os.urandom(16)
         self._in = _packet.Inbound(nonce, may_lose, _most_files() if max_files is None else max_files)
+        #: The packets of a message that was not delivered yet, as the system gave them. An owner that may be interrupted
+        #: empties it when it has the message's descriptors.
+        self.undelivered: List[Any] = []
+        self._discarded: List[Optional[int]] = []  # of their descriptors, those that are closed
         with contextlib.suppress(OSError):  # the first receive reports why the peer closed it
             s.send(_packet.greeting(nonce))
 
@@ -132,8 +147,15 @@ class Conn(OfProcess):
             return
         with self._receiving:
             until = _deadline(self.timeout)
-            while not self._in.greeted:
-                self._packet(until, True)
+            try:
+                while not self._in.greeted:
+                    self._packet(until, True)
+                self.undelivered = []
+            except Error:
+                raise
+            except BaseException:
+                self.interrupted()
+                raise
 
     def send(self, kind: int, body: bytes, files: Optional[List[int]] = None) -> None:
         """Sends a message. The descriptors stay the caller's."""
@@ -186,20 +208,47 @@ class Conn(OfProcess):
         return why
 
     def receive(self, timeout: Optional[float] = None) -> _packet.Message:
-        """Waits for the next message. The caller owns its descriptors. A timeout loses nothing."""
+        """Waits for the next message. The caller owns its descriptors. A timeout loses nothing.
+
+        A caller that may be interrupted calls ``interrupted`` then.
+        """
         self._check_process()
         until = _deadline(timeout)
-        if not self._receiving.acquire(timeout=-1 if timeout is None else timeout):
-            raise WaitTimeout("another thread is receiving", "try again")
+        turn: List[bool] = []  # which is noted in the step in which it is taken
         try:
+            turn.extend(map(self._receiving.acquire, [True], [-1 if timeout is None else timeout]))
+            if not turn[0]:
+                raise WaitTimeout("another thread is receiving", "try again")
+            if not self._in.pending():
+                self.undelivered = []
             while True:
                 self._check()
                 owed = not self._in.greeted or self._in.pending()
                 m = self._packet(_sooner(until, _deadline(self.timeout) if owed else None), owed and timeout is None)
                 if m is not None:
                     return m
+                if not self._in.pending():  # it was the greeting
+                    self.undelivered = []
         finally:
-            self._receiving.release()
+            if turn == [True]:
+                self._receiving.release()
+
+    def interrupted(self) -> None:
+        """Ends the connection if an interruption lost a message, or a part of one, and closes its descriptors."""
+        if self.undelivered:
+            self.discard()
+            self._in.discard()
+            self.fail(GoneError("a call that received a message was interrupted", "connect again"))
+
+    def discard(self) -> None:
+        """Closes the descriptors of a message that was not delivered. After an interruption it goes on where it stopped."""
+        files = [f for _, ancillary, _, _ in self.undelivered for f in _files(ancillary)]
+        while len(self._discarded) < len(files):
+            try:
+                self._discarded.extend(map(os.close, files[len(self._discarded):len(self._discarded) + 1]))
+            except OSError:
+                self._discarded.append(None)
+        self.undelivered, self._discarded = [], []
 
     def _packet(self, until: Optional[float], owed: bool) -> Optional[_packet.Message]:
         while True:
@@ -208,30 +257,27 @@ class Conn(OfProcess):
                     raise self.fail(WaitTimeout(f"the other process did not finish a greeting or a message within {self.timeout:g} s", "check what blocks it"))
                 raise WaitTimeout("no message arrived", "try again: nothing was lost")
             try:
-                data, ancillary, flags, _ = self._socket.recvmsg(_packet.HEADER + _packet.BODY + 1, _ANCILLARY, _CLOEXEC)
+                self.undelivered.extend(map(self._socket.recvmsg, [_packet.HEADER + _packet.BODY + 1], [_ANCILLARY], [_CLOEXEC]))
+                data, ancillary, flags, _ = self.undelivered[-1]
                 break
             except (BlockingIOError, InterruptedError, ConnectionResetError):
                 continue  # a peer that closed with unread packets resets the connection once: what it sent is still here
             except OSError as e:
                 self._check()
                 raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
-        files: List[int] = []
-        for level, kind, content in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                numbers = array.array("i")
-                numbers.frombytes(content[:len(content) - len(content) % numbers.itemsize])
-                files += numbers
+        files = _files(ancillary)
+        self.undelivered[-1] = b"", ancillary, flags, None  # the descriptors alone
         if not data and not files:
             self._check()
             raise self.fail(GoneError("the other process closed the connection", "connect again after it has restarted"))
         try:
             m = self._in.take(data, files, bool(flags & socket.MSG_CTRUNC))
         except Error as e:
-            close_all(files)
-            close_all(self._in.discard())
+            self.discard()
+            self._in.discard()
             raise self.fail(e) from None
         if m is not None and m.lost:
-            close_all(m.files)
+            self.discard()
             return m._replace(files=[])
         return m
 
@@ -247,7 +293,9 @@ class Conn(OfProcess):
             self._closed = True
         self.shutdown()
         with self._receiving, self._sending:
-            close_all(self._in.discard())
+            if self._in.pending():
+                self._in.discard()
+                self.discard()
             self._socket.close()
         with self._state:
             for f in files:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import threading
 import time
 from ctypes import c_void_p
-from typing import Callable, Deque, Dict, List, NamedTuple, Optional, Sequence
+from typing import Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import _conn, _descriptor, _driver, _memory, _packet, _wire
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
@@ -27,18 +27,25 @@ class Imported(OfProcess):
     All methods are safe for use by any thread. The caller closes it, after it has deleted all arrays and tensors of it.
     """
 
-    def __init__(self, d: Descriptor, dev: _driver.Device, write: bool, importer: _memory.Importer, handles: List[_memory.Handle]) -> None:
-        number = d.element if d.kind == ARRAY else 6
-        self._kind = ElementType(ELEMENTS[number].name if number != RECORD else "record", d.unit, number)
-        self._device, self._write, self._length = dev, write, d.length
+    def __init__(self, dev: _driver.Device, write: bool) -> None:
+        self._device, self._write, self._length = dev, write, 0
+        self._kind: ElementType
+        self._range: _memory.Range
         self._users, self._lock, self._undo = Users(), threading.Lock(), Undo()
         self._state = State.OPEN
-        try:
-            self._range = _memory.Range(dev, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if write else _driver.READ, self._undo)
-            self._range.attach(handles)
-        except BaseException:
-            self._undo.abandon()
-            raise
+
+    def map(self, d: Descriptor, importer: _memory.Importer, handles: List[_memory.Handle]) -> None:
+        """Maps the memory of the handles. If that fails, ``abandon`` undoes it."""
+        number = d.element if d.kind == ARRAY else 6
+        self._kind = ElementType(ELEMENTS[number].name if number != RECORD else "record", d.unit, number)
+        self._length = d.length
+        self._range = _memory.Range(self._device, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if self._write else _driver.READ, self._undo)
+        self._range.attach(handles)
+
+    def abandon(self) -> None:
+        """Unmaps memory that no caller has."""
+        self._state = State.CLOSED
+        self._undo.abandon()
 
     def __repr__(self) -> str:
         return f"<cuvmm.Imported of {self._length} {self._kind.name} on device {self._device.ordinal}>"
@@ -96,8 +103,8 @@ class Channel(OfProcess):
     def __init__(self, conn: _conn.Conn) -> None:
         self._conn = conn
         self._lock = threading.Lock()
-        self._messages: Deque[Message] = collections.deque()
-        self._offers: Deque[Dict[str, object]] = collections.deque()
+        self._messages: Tuple[Message, ...] = ()
+        self._offer: Optional[Dict[str, object]] = None  # until its transfer has ended
         self._last = 0  # transfer
         self._current: Optional[int] = None
 
@@ -117,9 +124,9 @@ class Channel(OfProcess):
         if self._forked:
             return
         with self._lock:
-            for m in self._messages:
+            dropped, self._messages = self._messages, ()
+            for m in dropped:
                 _conn.close_all(m.files)
-            self._messages.clear()
 
     def send(self, kind: int, body: bytes, files: Sequence[int] = ()) -> None:
         """Sends a message of the program, of a kind from 1 to 0xff00. The caller keeps the descriptors."""
@@ -130,48 +137,66 @@ class Channel(OfProcess):
     def message(self, timeout: Optional[float] = None) -> Message:
         """Waits for the next message of the peer's program. ``timeout`` is in seconds."""
         self._check_process()
-        with self._lock:
-            until = None if timeout is None else time.monotonic() + timeout
-            while not self._messages:
-                self._step(until)
-            return self._messages.popleft()
+        m: Optional[Message] = None
+        try:
+            with self._lock:
+                until = None if timeout is None else time.monotonic() + timeout
+                while not self._messages:
+                    self._step(until)
+                m, self._messages = self._messages[0], self._messages[1:]
+            return m
+        except Error:
+            raise
+        except BaseException:
+            if m is not None:
+                self._messages = (m, *self._messages)
+            self._conn.interrupted()
+            raise
 
     def receive(self, device: int = 0, *, write: bool = False, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
         """Waits for memory that the peer sends, and maps it.
 
         It checks what the peer declares, first by itself and then against the memory. An error is sent to the peer, too.
-        ``max_bytes`` limits the size (0: the device's memory); ``timeout``, in seconds, the wait for an offer.
+        ``max_bytes`` limits the size (0: the device's memory); ``timeout``, in seconds, the wait for an offer. After Ctrl-C
+        the peer's transfer has failed; the connection has ended as well if a message of the peer was lost.
         """
         self._check_process()
         dev = _driver.device(device)
-        with self._lock:
-            until = None if timeout is None else time.monotonic() + timeout
-            while not self._offers:
-                self._step(until)
-            offer = self._offers.popleft()
-            number = offer["transfer"]
-            assert isinstance(number, int)
-            self._current = number
-            got: Optional[Imported] = None
-            try:
-                got = self._import(offer, dev, write, max_bytes)
-                self._send("mapped", transfer=number)
-                self._await("confirmed", number)
-                return got
-            except _Withdrawn as e:
-                _close(got)
-                raise GoneError(f"the peer withdrew its offer: {quoted(e.reason)}") from None
-            except BaseException as e:
-                _close(got)
-                try:
-                    self._send("declined", transfer=number, reason=str(e))
-                except Error:
-                    pass  # the connection has ended
-                raise
-            finally:
-                self._current = None
+        got = Imported(dev, write)
+        try:
+            with self._lock:
+                until = None if timeout is None else time.monotonic() + timeout
+                while self._offer is None:
+                    self._step(until)
+                self._receive(got, self._offer, dev, max_bytes)
+            return got
+        except BaseException as e:
+            got.abandon()
+            if not isinstance(e, Error):
+                self._conn.interrupted()
+            raise
 
-    def _import(self, offer: Dict[str, object], dev: _driver.Device, write: bool, max_bytes: int) -> Imported:
+    def _receive(self, got: Imported, offer: Dict[str, object], dev: _driver.Device, max_bytes: int) -> None:
+        number = offer["transfer"]
+        assert isinstance(number, int)
+        self._current = number
+        try:
+            self._import(got, offer, dev, max_bytes)
+            self._send("mapped", transfer=number)
+            self._await("confirmed", number)
+        except _Withdrawn as e:
+            raise GoneError(f"the peer withdrew its offer: {quoted(e.reason)}") from None
+        except BaseException as e:
+            try:
+                got.abandon()
+            finally:
+                with contextlib.suppress(Error):  # the connection has ended
+                    self._send("declined", transfer=number, reason=str(e))
+            raise
+        finally:
+            self._current = self._offer = None
+
+    def _import(self, got: Imported, offer: Dict[str, object], dev: _driver.Device, max_bytes: int) -> None:
         raw, number = offer["descriptor"], offer["transfer"]
         assert isinstance(raw, bytes) and isinstance(number, int)
         d = _descriptor.decode(raw)
@@ -194,8 +219,8 @@ class Channel(OfProcess):
                     for fd in m.files:
                         handles.append(importer.descriptor(fd, d.chunks[len(handles)], passing))
                 finally:
-                    _conn.close_all(m.files)
-            return Imported(d, dev, write, importer, handles)
+                    self._conn.discard()
+            got.map(d, importer, handles)
         finally:
             passing.abandon()
 
@@ -214,7 +239,7 @@ class Channel(OfProcess):
                 raise _Withdrawn(str(fields["reason"]))
             if said == name:
                 return m, fields
-            _conn.close_all(m.files)
+            self._conn.discard()
             if said not in ("chunks", "fabric"):
                 raise self._conn.fail(ProtocolError(f"{said} instead of {name}"))
 
@@ -228,26 +253,29 @@ class Channel(OfProcess):
             raise TooLargeError(f"{len(waiting)} messages of the peer's program arrived before what this call waits for", "take them with message first")
         m = self._conn.receive(left)
         if m.kind <= 0xFF00:
-            self._messages.append(Message(m.kind, m.body, m.files))
+            filed = Message(m.kind, m.body, m.files)
+            self._messages += (filed,)
+            self._conn.undelivered = []
             return None
         try:
             said, fields = _wire.read(m, "receiver")
             if said == "offer":
-                self._last += 1
-                if fields["transfer"] != self._last or self._offers or self._current is not None:
-                    raise ProtocolError(f"an offer of transfer {fields['transfer']}, and {self._last} is the next once the one before has ended")
-                self._offers.append(fields)
+                if fields["transfer"] != self._last + 1 or self._offer is not None:
+                    raise ProtocolError(f"an offer of transfer {fields['transfer']}, and {self._last + 1} is the next once the one before has ended")
+                self._offer, self._last = fields, self._last + 1
+                self._conn.undelivered = []
                 return None
         except Error as e:
-            _conn.close_all(m.files)
+            self._conn.discard()
             raise self._conn.fail(e) from None
         if said == "soon":
+            self._conn.discard()
             return None
         if fields["transfer"] == self._current:
             return said, m, fields
-        _conn.close_all(m.files)  # of a transfer that has ended
-        if said == "withdrawn":
-            self._offers = collections.deque(o for o in self._offers if o["transfer"] != fields["transfer"])
+        self._conn.discard()  # of a transfer that has ended
+        if said == "withdrawn" and self._offer is not None and self._offer["transfer"] == fields["transfer"]:
+            self._offer = None
         return None
 
 
@@ -255,11 +283,6 @@ class _Withdrawn(Exception):
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
-
-
-def _close(m: Optional[Imported]) -> None:
-    if m is not None:
-        m.close()
 
 
 def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None) -> Channel:
@@ -286,12 +309,19 @@ def open_lease(text: str, device: int = 0, *, files: Sequence[int] = (), write: 
     if d.handle == _driver.POSIX_FD and len(files) != len(d.chunks):
         raise MismatchError(f"{len(files)} files for {len(d.chunks)} chunks", "pass the files of the lease, in order")
     handles: List[_memory.Handle] = []
-    passing = Passing()
+    got, passing = Imported(dev, write), Passing()
     take: Callable[[int], _memory.Handle] = (lambda i: importer.fabric(o.handles[i], d.chunks[i], passing)) if d.handle == _driver.FABRIC else (
         lambda i: importer.descriptor(files[i], d.chunks[i], passing))
     try:
         for i in range(len(d.chunks)):
             handles.append(take(i))
-        return Imported(d, dev, write, importer, handles), o.receipt()
-    finally:
+        got.map(d, importer, handles)
+        receipt = o.receipt()
         passing.abandon()
+        return got, receipt
+    except BaseException:
+        try:
+            got.abandon()
+        finally:
+            passing.abandon()
+        raise

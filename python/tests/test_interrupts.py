@@ -16,8 +16,10 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import cuvmm
-from cuvmm import _driver
+from cuvmm import _conn, _descriptor, _driver, _wire
+from cuvmm._descriptor import ARRAY, Descriptor, this_process
 from cuvmm._driver import Stream
+from cuvmm._undo import Undo
 from cuvmm.errors import Error
 
 from .support import ROOT, DriverTest, await_that
@@ -143,7 +145,7 @@ class World:
         self.table.settle(60)
 
     def close(self) -> None:
-        for what in [self.other, self.client, self.server, *reversed(self.made), self.memory]:
+        for what in [self.other, self.client, self.server, *(m for m in reversed(self.made) if hasattr(m, "close")), self.memory]:
             for attempt in range(3):
                 try:
                     what.close()
@@ -184,6 +186,61 @@ def announced(w: World) -> None:
     w.table.announce()
 
 
+def sender(w: World) -> cuvmm.Channel:
+    """A channel from whose other end memory, and then a message, is sent."""
+    conn, fd = _conn.pair()
+    channel = cuvmm.inherit(fd)
+    memory = cuvmm.empty(100, "uint8")
+    for what in (memory, conn, channel):
+        w.keep(what)
+    dev, undo = memory.device, Undo()
+    chunks, _ = memory.chunks(100)
+    about = Descriptor(ARRAY, memory.kind.number, memory.kind.size, 100, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
+                       this_process(), [c.size for c in chunks])
+
+    def send() -> None:
+        try:
+            with memory._lock:
+                numbers = [memory.export(c.identity, undo) for c in chunks]
+            conn.send(*_wire.encode("offer", {"transfer": 1, "descriptor": about.encode()}))
+            conn.send(*_wire.encode("chunks", {"transfer": 1, "first": 0}), numbers)
+            said, _ = _wire.read(conn.receive(60), "sender")
+            if said == "mapped":
+                conn.send(*_wire.encode("confirmed", {"transfer": 1}))
+            with open(os.devnull, "rb") as f:
+                conn.send(7, b"hello", [f.fileno()])
+        except Error:
+            pass  # the channel was interrupted
+        finally:
+            undo.close()
+
+    threading.Thread(target=send, name="cuvmm sender").start()
+    return channel
+
+
+def received(w: World) -> None:
+    """Keeps what sender does, and the memory."""
+    w.keep(sender(w).receive(timeout=60))
+
+
+def talk(w: World) -> None:
+    m = w.made[2].message(60)
+    os.close(m.files[0])
+
+
+def lease(w: World) -> None:
+    """Memory under the form of a lease, whose offer and files the call maps."""
+    memory = cuvmm.empty(100, "uint8")
+    undo = Undo()
+    w.keep(undo)
+    w.keep(memory)
+    dev, (chunks, _) = memory.device, memory.chunks(100)
+    about = Descriptor(ARRAY, memory.kind.number, memory.kind.size, 100, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
+                       this_process(), [c.size for c in chunks])
+    w.keep(_descriptor._text(_descriptor._OFFER, about.encode() + bytes(16)))
+    w.keep([memory.export(c.identity, undo) for c in chunks])
+
+
 OPS: Dict[str, Op] = {
     "empty": Op(nothing, lambda w: w.keep(cuvmm.empty(10, "uint8"))),
     "resize": Op(nothing, lambda w: w.memory.resize(4 << 20)),
@@ -206,6 +263,11 @@ OPS: Dict[str, Op] = {
     "tobytes": Op(nothing, lambda w: w.other.array.tobytes()),
     "__dlpack__": Op(nothing, lambda w: w.other.array.__dlpack__(copy=True)),
     "Follower.close": Op(follower, lambda w: w.made[0].close(), True),
+    "order": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.other.order(w.made[0].handle.value)),
+    "Channel.receive": Op(lambda w: sender(w) and None, lambda w: w.keep(w.made[2].receive(timeout=60))),
+    "Channel.message": Op(received, talk),
+    "Imported.close": Op(received, lambda w: w.made[3].close(), True),
+    "open_lease": Op(lease, lambda w: w.keep(cuvmm.open_lease(w.made[2], files=w.made[3])[0])),
     "Client.close": Op(nothing, lambda w: w.client.close(), True),
 }
 
