@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -295,8 +296,8 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	}
 	gone, lost, over, err := p.shrink(op, length, streams, cut)
 	for _, f := range over {
-		f.on.cutLater(peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
-			errs.Bytes(p.server.o.MaxPinned), p.name), "acknowledge what a publisher takes back"))
+		f.end(&ended{f.token, 0, Ended, statusLimit, fmt.Sprintf("more than %s of publication %q are still mapped that are no longer published",
+			errs.Bytes(p.server.o.MaxPinned), p.name)})
 	}
 	return errors.Join(err, cut.End(), gone.Release(), lost.Release())
 }
@@ -330,7 +331,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 }
 
 // overPinned returns the followers that keep more than MaxPinned of what was taken back
-// before.
+// before, and could have acknowledged it.
 func (p *Publication) overPinned() (all []*replicator) {
 	most := p.server.o.MaxPinned
 	if most <= 0 {
@@ -339,7 +340,8 @@ func (p *Publication) overPinned() (all []*replicator) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for f := range p.followers {
-		if f.progress.pinned(p.view) > uint64(most) {
+		late := f.progress.level(p.view) || time.Since(f.asked) >= p.server.most.acknowledging
+		if late && f.progress.pinned(p.view) > uint64(most) {
 			all = append(all, f)
 		}
 	}

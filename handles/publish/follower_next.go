@@ -92,14 +92,11 @@ func (f *follower) show(ctx context.Context, op string, c candidate, streams []*
 	return shown, f.settleLocked()
 }
 
-// failed is Follower.Err. If the connection has ended, only elements that are complete
-// are shown when it returns.
+// failed is Follower.Err. It waits for nothing: what is shown, and why, are one step in die.
 func (f *follower) failed() error {
 	f.mu.Lock()
-	err := f.sub.err()
-	f.mu.Unlock()
-	f.awaitEnd()
-	return err
+	defer f.mu.Unlock()
+	return f.sub.err()
 }
 
 // awaitEnd waits until the end of the connection is handled, if it has ended.

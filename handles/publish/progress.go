@@ -105,6 +105,9 @@ func (f *progress) resume(p possession, v view) {
 	f.length, f.told = p.length, p.generation
 }
 
+// level reports whether the follower has, or has refused, what is shown.
+func (f *progress) level(v view) bool { return f.out == nil && f.told >= v.generation }
+
 // lower notes that less is shown.
 func (f *progress) lower(length uint64) { f.low = min(f.low, length) }
 

@@ -281,34 +281,71 @@ func TestCrowdsAreBounded(t *testing.T) {
 	v.served()
 }
 
-// A follower that takes nothing back is reported, and cut off where it keeps too
-// much.
+// A follower that takes nothing back is reported, and ended where it keeps too much. The
+// client's other followers go on.
 func TestFollowersThatDoNotAnswer(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxPinned: 3 << 20}, peer.Options{})
+	v := newVictim(t, ServerOptions{MaxPinned: 3 << 20}, peer.Options{}, func(l *limits) { l.acknowledging = 0 })
 	v.announce(2_000_000)
-	lazy := v.dial()
-	to, u, fds := v.joined(lazy)
-	require.NoError(t, peer.CloseAll(fds))
-	require.Len(t, u.chunks, 4)
-	require.NoError(t, lazy.Send(peertest.Context(t), pack(&done{to, u.serial, statusOK, 4, ""})))
+	client := v.dial()
+	join := func() token {
+		to, u, fds := v.joined(client)
+		require.NoError(t, peer.CloseAll(fds))
+		require.Len(t, u.chunks, 4)
+		require.NoError(t, client.Send(peertest.Context(t), pack(&done{to, u.serial, statusOK, 4, ""})))
+		return to
+	}
+	lazy, neighbour := join(), join()
+	var ends []ended
+	answer := func() { // of both, but for what the lazy one is told
+		for range 2 {
+			m := v.receive(client)
+			require.NoError(t, m.Close())
+			said, err := toClient(m.Kind, m.Body, 0)
+			require.NoError(t, err)
+			switch said := said.(type) {
+			case *ended:
+				ends = append(ends, *said)
+			case *update:
+				if said.token == neighbour {
+					require.NoError(t, client.Send(peertest.Context(t), pack(&done{neighbour, said.serial, statusOK, said.keep, ""})))
+				}
+			}
+		}
+	}
 	require.NoError(t, v.p.Settle(peertest.Context(t)))
 	require.NoError(t, v.p.Shrink(1_000_000))
-	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, peertest.Guard, time.Millisecond, "the honest one has let go")
+	answer()
+	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 4<<20 }, peertest.Guard, time.Millisecond, "the others have let go")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
 	defer cancel()
 	require.ErrorIs(t, v.p.Settle(ctx), peer.ErrTimeout)
 	require.NoError(t, v.p.Shrink(900_000), "over the limit since before")
-	require.Eventually(t, func() bool { return v.p.Stats().Pinned == 0 }, peertest.Guard, time.Millisecond)
-	require.Len(t, v.p.Stats().Followers, 1)
-	for {
-		m, err := lazy.Receive(peertest.Context(t))
-		if err != nil {
-			require.ErrorIs(t, err, peer.ErrRefused)
-			require.ErrorContains(t, err, "no longer published")
-			break
-		}
-		require.NoError(t, m.Close())
+	answer()
+	require.Len(t, ends, 1)
+	require.Equal(t, ended{lazy, 0, Ended, statusLimit, `more than 3 MiB of publication "numbers" are still mapped that are no longer published`}, ends[0])
+	require.NoError(t, v.p.Settle(peertest.Context(t)))
+	require.Len(t, v.p.Stats().Followers, 2)
+	require.NoError(t, v.honest.Err())
+	v.served()
+}
+
+// Several quick Shrinks end no follower that has not had the time to acknowledge the first.
+func TestQuickShrinksEndNoHonestFollower(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, peer.Options{})
+	v.announce(2_000_000)
+	slow := make(chan struct{})
+	f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream { <-slow; return nil }})
+	for f.Len() != v.array.Len() {
+		require.NoError(t, f.Next(peertest.Context(t)))
 	}
+	for length := 1_500_000; length > 0; length -= 500_000 {
+		require.NoError(t, v.p.Shrink(length))
+	}
+	close(slow)
+	require.NoError(t, v.p.Settle(peertest.Context(t)))
+	require.Len(t, v.p.Stats().Followers, 2)
+	require.NoError(t, f.Err())
+	require.NoError(t, f.Close())
 	v.served()
 }
 

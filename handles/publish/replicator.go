@@ -26,6 +26,7 @@ type replicator struct {
 
 	// Guarded by the publication's mu.
 	progress *progress
+	asked    time.Time // when the last update was prepared
 	// ready is the next update to send, with its exports if they are open.
 	ready  *update
 	adds   []*phys.Handle
@@ -77,7 +78,7 @@ func (p *Publication) prepareLocked(f *replicator, shared bool) {
 	if u == nil {
 		return
 	}
-	u.token = f.token
+	u.token, f.asked = f.token, time.Now()
 	f.ready, f.adds, f.fds = u, nil, nil
 	at := int(u.keep)
 	for i := range add {

@@ -63,8 +63,9 @@ type ServerOptions struct {
 	// not write has to be published as a copy, in a buffer of its own.
 	Authorize func(p peer.Credentials, known bool, name string) Access
 	// MaxPinned is how many bytes a follower may keep mapped after a Shrink took them
-	// back: a follower that still keeps more at the next Shrink is cut off. 0 is no
-	// limit.
+	// back: the next Shrink ends a follower that still keeps more, although it was told
+	// more than 10 s ago, or that refused to give them back. The other followers of its
+	// client go on. 0 is no limit.
 	MaxPinned int
 	// Log receives the failures of clients: at level Info what a client alone can
 	// cause, above it what the server lacks. Nil discards them, but for panics of Authorize,
@@ -89,6 +90,9 @@ type limits struct {
 	// followRate is how many followers the clients of one process may add per second,
 	// after as many at once; further requests wait.
 	followRate int
+	// acknowledging is how long a follower may take to acknowledge an update before
+	// ServerOptions.MaxPinned counts what it keeps.
+	acknowledging time.Duration
 	// idle is how long a client may stay without a follower or a request.
 	idle time.Duration
 }
@@ -96,7 +100,7 @@ type limits struct {
 // leastSessions is how many clients there is room for, however few files may be open.
 const leastSessions = 16
 
-var serverLimits = limits{sessions: 256, perProcess: 32, followers: 4096, followRate: 1000, idle: time.Minute}
+var serverLimits = limits{sessions: 256, perProcess: 32, followers: 4096, followRate: 1000, acknowledging: 10 * time.Second, idle: time.Minute}
 
 // NewServer makes a server without publications and clients. It serves at most 256 clients,
 // of which one process has at most 32, and a client has at most 4,096 followers. Of a server

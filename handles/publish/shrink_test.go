@@ -5,6 +5,7 @@ package publish
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -51,17 +52,17 @@ func TestAShrinkThatWaitsForTheGPU(t *testing.T) {
 	v.served()
 }
 
-// A follower that is cut off for the memory that it keeps delays no other.
-func TestCuttingOffAFollowerDelaysNoOther(t *testing.T) {
-	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, peer.Options{})
+// A follower that is ended for the memory that it keeps delays no other, even if its client
+// reads nothing any more.
+func TestEndingAFollowerDelaysNoOther(t *testing.T) {
+	v := newVictim(t, ServerOptions{MaxPinned: 1 << 20}, peer.Options{}, func(l *limits) { l.acknowledging = 0 })
 	v.announce(1 << 20)
 	near, raw := peertest.Pair(t, peer.Options{})
 	told := make(chan struct{})
 	c := connOf(near)
-	c.in = slowToFail{c.in, told}
+	c.in = slowToEnd{c.in, told}
 	served := make(chan error, 1)
 	go func() { served <- v.server.serve(c, clientOf(near)) }()
-	defer func() { require.Error(t, <-served) }()
 	_, _, fds := v.joined(raw)
 	require.NoError(t, peer.CloseAll(fds))
 	require.NoError(t, v.p.Shrink(1000)) // which raw never acknowledges
@@ -83,18 +84,71 @@ func TestCuttingOffAFollowerDelaysNoOther(t *testing.T) {
 	require.NoError(t, <-over)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond)
+	require.NoError(t, raw.Close())
+	require.NoError(t, <-served)
 	v.served()
 }
 
-// slowToFail is a connection that takes long to tell its peer why it ends.
-type slowToFail struct {
+// slowToEnd is a connection on which it takes long to tell a follower that it has ended.
+type slowToEnd struct {
 	link.Conn[peer.Message]
 	told chan struct{}
 }
 
-func (c slowToFail) Fail(err error) error {
-	<-c.told
-	return c.Conn.Fail(err)
+func (c slowToEnd) Send(ctx context.Context, op string, m peer.Message) error {
+	if said, err := toClient(m.Kind, m.Body, len(m.FDs)); err == nil {
+		if _, last := said.(*ended); last {
+			<-c.told
+		}
+	}
+	return c.Conn.Send(ctx, op, m)
+}
+
+// Err waits for nothing, although a stream that Quiesce names works on while the connection
+// ends. The array follows later.
+func TestTheEndWhileAQuiescedStreamWorks(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	v.announce(1 << 20)
+	ctx := peertest.Context(t)
+	own, idle, unfinished := newStream(t, v.dev), newStream(t, v.dev), newStream(t, v.dev)
+	k, err := Dial(ctx, v.path, DialOptions{ComeBack: &ComeBack{First: time.Hour, Most: time.Hour}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, k.Close()) }()
+	f, err := Follow[uint32](ctx, k, v.dev, "numbers", FollowOptions{Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{own} }})
+	require.NoError(t, err)
+	for f.Len() != v.array.Len() {
+		require.NoError(t, f.Next(ctx))
+	}
+	release := sync.OnceFunc(v.machine.Hold(own.Handle()))
+	defer release()
+	require.NoError(t, own.Memset(f.Array().Ptr(), 0, 4))
+	finish := sync.OnceFunc(v.machine.Hold(unfinished.Handle()))
+	defer finish()
+	require.NoError(t, unfinished.Memset(v.array.Ptr(), 0, 4))
+	require.NoError(t, v.p.Announce(ctx, v.array.Len(), unfinished))
+	require.NoError(t, f.Next(ctx, idle))
+	require.NoError(t, v.p.Shrink(1000, newStream(t, v.dev)))
+	require.Eventually(t, func() bool { return f.Len() == 1000 }, peertest.Guard, time.Millisecond, "it waits for the stream")
+	require.NoError(t, f.f.current().close())
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		for err == nil {
+			time.Sleep(time.Millisecond)
+			err = f.Err()
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, ErrUnfinished)
+	case <-time.After(5 * time.Second):
+		release()
+		require.Fail(t, "Err waits for the stream")
+	}
+	release()
+	finish()
+	require.NoError(t, f.Close())
 }
 
 // A stream that Quiesce names may begin a capture before it is asked: the follower gives
