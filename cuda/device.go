@@ -146,24 +146,24 @@ func (d *Device) String() string {
 }
 
 // System returns the device's System.
-func (d *Device) System() *System { return errs.Must(d.inner("cuda.Device.System")).sys }
+func (d *Device) System() *System { return d.sys }
 
 // Ordinal returns the device's number in this process.
-func (d *Device) Ordinal() int { return errs.Must(d.inner("cuda.Device.Ordinal")).ordinal }
+func (d *Device) Ordinal() int { return d.ordinal }
 
 // Name returns the product's name.
-func (d *Device) Name() string { return errs.Must(d.inner("cuda.Device.Name")).name }
+func (d *Device) Name() string { return d.name }
 
 // UUID returns what identifies the GPU. It is zero with a driver before CUDA 11.4,
 // which does not tell the instances of a partitioned GPU apart.
-func (d *Device) UUID() UUID { return errs.Must(d.inner("cuda.Device.UUID")).uuid }
+func (d *Device) UUID() UUID { return d.uuid }
 
 // TotalMemory returns the size of the device's memory in bytes.
-func (d *Device) TotalMemory() int { return errs.Must(d.inner("cuda.Device.TotalMemory")).memory }
+func (d *Device) TotalMemory() int { return d.memory }
 
 // Location returns the device as a place for memory and access.
 func (d *Device) Location() Location {
-	return OnDevice(errs.Must(d.inner("cuda.Device.Location")).ordinal)
+	return OnDevice(d.ordinal)
 }
 
 // Context returns the handle of the CUcontext that the device works in. It belongs to

@@ -12,8 +12,8 @@
 // thread; every call switches and restores them.
 //
 // Objects are made by functions and methods. A nil object and a zero value return
-// [ErrInvalidArgument], as an argument and as the receiver of a method; a method that
-// returns no error panics with that error.
+// [ErrInvalidArgument], as an argument and as the receiver of a method. A method that
+// returns no error is not to be called on either.
 //
 // # Closing
 //

@@ -203,7 +203,7 @@ func (e *Event) Close() error {
 // Released returns the end of the event's closing: of the one in progress, of the next
 // one, or of the one that has ended.
 func (e *Event) Released() Completion {
-	return errs.Must(e.inner("cuda.Event.Released")).closer.Completion()
+	return e.closer.Completion()
 }
 
 // inner returns the event, or an error for one that no function made.

@@ -213,7 +213,7 @@ func (g *Graph) CloseAfter(streams ...*Stream) error {
 // functions of OnClose have returned, and with them what a pool's capture uses is free.
 // A function of OnClose must not wait for it.
 func (g *Graph) Released() Completion {
-	return errs.Must(g.inner("cuda.Graph.Released")).ending.Completion()
+	return g.g.ending.Completion()
 }
 
 // run calls the functions of OnClose.

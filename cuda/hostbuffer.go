@@ -65,7 +65,7 @@ const maxHostBytes = 1 << 50
 // returned must not be used after that, and neither read nor written while the GPU's
 // work on it runs.
 func (h *HostBuffer) Bytes() []byte {
-	if errs.Must(h.inner("cuda.HostBuffer.Bytes")).closer.Closed() {
+	if h.closer.Closed() {
 		return nil // the memory is the pool's by now, or another buffer's
 	}
 	return h.bytes
@@ -74,14 +74,14 @@ func (h *HostBuffer) Bytes() []byte {
 // Ptr returns the address by which kernels of every device reach the memory, and 0
 // after Close or CloseAfter.
 func (h *HostBuffer) Ptr() Ptr {
-	if errs.Must(h.inner("cuda.HostBuffer.Ptr")).closer.Closed() {
+	if h.closer.Closed() {
 		return 0
 	}
 	return Ptr(uintptr(h.block.mem))
 }
 
 // Len returns the size in bytes.
-func (h *HostBuffer) Len() int { return len(errs.Must(h.inner("cuda.HostBuffer.Len")).bytes) }
+func (h *HostBuffer) Len() int { return len(h.bytes) }
 
 // inner returns the buffer, or an error for one that no function made.
 func (h *HostBuffer) inner(op string) (*HostBuffer, error) {
@@ -110,7 +110,7 @@ func (h *HostBuffer) Slice(from, to int) (HostSlice, error) {
 
 // All returns the whole buffer.
 func (h *HostBuffer) All() HostSlice {
-	return HostSlice{h, 0, len(errs.Must(h.inner("cuda.HostBuffer.All")).bytes)}
+	return HostSlice{h, 0, len(h.bytes)}
 }
 
 // HostSlice is a part of a HostBuffer.
@@ -178,7 +178,7 @@ func (h *HostBuffer) CloseAfter(streams ...*Stream) error {
 // Released returns the end of the buffer's closing: of the one in progress, of the next
 // one, or of the one that has ended. From then on its memory is back in the pool.
 func (h *HostBuffer) Released() Completion {
-	return errs.Must(h.inner("cuda.HostBuffer.Released")).closer.Completion()
+	return h.closer.Completion()
 }
 
 // closeNow is Close without the wait, for a caller that knows that no work uses

@@ -52,10 +52,10 @@ func Threads(n int) Launch {
 }
 
 // Name returns the name of the kernel's entry.
-func (k *Kernel) Name() string { return errs.Must(k.inner("cuda.Kernel.Name")).name }
+func (k *Kernel) Name() string { return k.name }
 
 // Module returns the module that the kernel belongs to.
-func (k *Kernel) Module() *Module { return errs.Must(k.inner("cuda.Kernel.Module")).module }
+func (k *Kernel) Module() *Module { return k.module }
 
 // inner returns the kernel, or an error for one that no function made.
 func (k *Kernel) inner(op string) (*Kernel, error) {

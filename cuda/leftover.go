@@ -1,7 +1,5 @@
 package cuda
 
-import "github.com/cuvmm/cuvmm/internal/errs"
-
 // Leftover is something that an operation made and could not give back, because the driver
 // refused to take it. It is the library's own: no object of the user stands for it.
 type Leftover struct {
@@ -19,7 +17,7 @@ type Leftover struct {
 // it again: by itself with growing pauses, in every Drain, when an allocation finds no
 // memory, and in Close, which succeeds only once nothing is left.
 func (s *System) Leftovers() []Leftover {
-	left := errs.Must(s.inner("cuda.System.Leftovers")).core.Leftovers()
+	left := s.core.Leftovers()
 	all := make([]Leftover, len(left))
 	for i, l := range left {
 		all[i] = Leftover{What: l.What, Bytes: l.Bytes, Device: int(l.Device), Err: l.Err}

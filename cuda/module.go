@@ -180,7 +180,7 @@ func (m *Module) acquire(op string) error {
 }
 
 // Device returns the device that the module was loaded with.
-func (m *Module) Device() *Device { return errs.Must(m.inner("cuda.Module.Device")).dev }
+func (m *Module) Device() *Device { return m.dev }
 
 // Close waits for all GPU work on the device, since some of it could be the
 // module's kernels, and unloads the module. What it waits for, and what that
@@ -218,7 +218,7 @@ func (m *Module) CloseAfter(streams ...*Stream) error {
 // Released returns the end of the module's closing: of the one in progress, of the next
 // one, or of the one that has ended.
 func (m *Module) Released() Completion {
-	return errs.Must(m.inner("cuda.Module.Released")).closer.Completion()
+	return m.closer.Completion()
 }
 
 // unloading owns a module that no user has.

@@ -153,7 +153,7 @@ func (d *Device) stream(in *core.Stream, watch bool) *Stream {
 // until Close. From now on other libraries may capture the stream, so operations that
 // have to know ask the driver each time.
 func (s *Stream) Handle() uintptr {
-	errs.Must(s.inner("cuda.Stream.Handle")).in.Expose()
+	s.in.Expose()
 	return s.handle()
 }
 
@@ -172,7 +172,7 @@ func (s *Stream) Priority() (int, error) {
 }
 
 // Device returns the stream's device.
-func (s *Stream) Device() *Device { return errs.Must(s.inner("cuda.Stream.Device")).dev }
+func (s *Stream) Device() *Device { return s.dev }
 
 // Synchronize waits until all work that was submitted before the call is done.
 // It waits by an event, so that a capture which another goroutine begins on the
@@ -283,7 +283,7 @@ func (s *Stream) Close() error {
 // Released returns the end of the stream's closing: of the one in progress, of the next
 // one, or of the one that has ended.
 func (s *Stream) Released() Completion {
-	return errs.Must(s.inner("cuda.Stream.Released")).in.Completion()
+	return s.in.Completion()
 }
 
 func (s *Stream) close(op string) error {

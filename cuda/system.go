@@ -93,11 +93,11 @@ func (s *System) inner(op string) (*System, error) {
 }
 
 // Driver reports the driver in use.
-func (s *System) Driver() DriverInfo { return errs.Must(s.inner("cuda.System.Driver")).info }
+func (s *System) Driver() DriverInfo { return s.info }
 
 // Devices returns the devices that this process sees, by ordinal.
 func (s *System) Devices() []*Device {
-	return slices.Clone(errs.Must(s.inner("cuda.System.Devices")).devices)
+	return slices.Clone(s.devices)
 }
 
 // Device returns the device with that ordinal. If there is none the error is
@@ -186,7 +186,6 @@ type Stats struct {
 
 // Stats counts the live objects.
 func (s *System) Stats() Stats {
-	errs.Must(s.inner("cuda.System.Stats"))
 	var st Stats
 	st.Reservations, st.ReservedBytes = s.core.Live.Count(life.KindReservation)
 	st.Allocations, st.AllocatedBytes = s.core.Live.Count(life.KindAllocation)
@@ -209,4 +208,4 @@ func (s *System) Stats() Stats {
 
 // Live describes every live object, with the stack that made it if Options.TraceLeaks
 // is set.
-func (s *System) Live() []string { return errs.Must(s.inner("cuda.System.Live")).core.Live.Describe() }
+func (s *System) Live() []string { return s.core.Live.Describe() }

@@ -10,11 +10,11 @@ import (
 )
 
 func TestNilAndZeroObjectsAreRefused(t *testing.T) {
-	gputest.Unmade(t, []any{
+	gputest.Unmade(t,
 		(*cuda.System)(nil), &cuda.System{}, (*cuda.Device)(nil), &cuda.Device{}, (*cuda.Stream)(nil), &cuda.Stream{},
 		(*cuda.Event)(nil), &cuda.Event{}, (*cuda.Graph)(nil), &cuda.Graph{}, (*cuda.Module)(nil), &cuda.Module{},
 		(*cuda.Kernel)(nil), &cuda.Kernel{}, (*cuda.HostBuffer)(nil), &cuda.HostBuffer{},
-	})
+	)
 	require.Zero(t, cuda.HostSlice{}.Len())
 	require.Nil(t, cuda.HostSlice{}.Bytes())
 	require.Equal(t, "nil device", (&cuda.Device{}).String())

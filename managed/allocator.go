@@ -95,11 +95,11 @@ func (a *Allocator) inner(op string) (*allocator, error) {
 }
 
 // Device returns the device of the memory.
-func (a *Allocator) Device() *cuda.Device { return errs.Must(a.inner("managed.Allocator.Device")).dev }
+func (a *Allocator) Device() *cuda.Device { return a.a.dev }
 
 // Stats returns the counts now.
 func (a *Allocator) Stats() Stats {
-	in := errs.Must(a.inner("managed.Allocator.Stats"))
+	in := a.a
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	return in.stats
@@ -108,7 +108,7 @@ func (a *Allocator) Stats() Stats {
 // Released returns the completion of the allocator's closing: from then on all its
 // memory is back.
 func (a *Allocator) Released() cuda.Completion {
-	return errs.Must(a.inner("managed.Allocator.Released")).closer.Completion()
+	return a.a.closer.Completion()
 }
 
 // Close waits once for all work that could use the memory, and frees all of it. Buffers

@@ -103,5 +103,5 @@ func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the completion of the array's closing, as Buffer.Released does.
 func (a *Array[T]) Released() cuda.Completion {
-	return a.Buffer().made("managed.Array.Released").closer.Completion()
+	return a.Buffer().h.closer.Completion()
 }

@@ -53,8 +53,8 @@ type Options struct {
 }
 
 // Buffer is managed memory. It embeds the Range of all of it, and so has a Range's methods.
-// All methods are safe for concurrent use. Methods without an error panic if no function
-// made the Buffer; the others return ErrInvalidArgument.
+// All methods are safe for concurrent use. If no function made the Buffer, methods that
+// return an error return ErrInvalidArgument.
 type Buffer struct {
 	Range
 	watched life.Watched
@@ -292,21 +292,12 @@ func (b *Buffer) inner() *handle {
 	return b.h
 }
 
-// made is inner for methods that return no error: they panic with one.
-func (b *Buffer) made(op string) *handle {
-	h := b.inner()
-	if h == nil {
-		panic(errNilBuffer(op))
-	}
-	return h
-}
-
 func errNilBuffer(op string) error {
 	return errs.Invalid(op, "a nil buffer", "make one with New, an Allocator or View")
 }
 
 // Device returns the device that the memory was made on, or is viewed from.
-func (b *Buffer) Device() *cuda.Device { return b.made("managed.Buffer.Device").m.dev }
+func (b *Buffer) Device() *cuda.Device { return b.h.m.dev }
 
 // Valid reports whether the memory can still be used: neither the buffer nor its
 // allocator was closed.
@@ -317,7 +308,7 @@ func (b *Buffer) Valid() bool {
 
 // Managed reports whether the memory is managed. Only a View with Hint may be of
 // memory that is not; operations on that do nothing.
-func (b *Buffer) Managed() bool { return b.made("managed.Buffer.Managed").m.kind != hinted }
+func (b *Buffer) Managed() bool { return b.h.m.kind != hinted }
 
 // Clone returns another Buffer of the same memory, which is freed with the last of them.
 // The caller closes it.
@@ -381,7 +372,7 @@ func (b *Buffer) CloseAfter(streams ...*cuda.Stream) error {
 // the last Buffer of it is closed; an Allocator that is closed first gives it back
 // (Allocator.Released), and that closes no Buffer.
 func (b *Buffer) Released() cuda.Completion {
-	return b.made("managed.Buffer.Released").closer.Completion()
+	return b.h.closer.Completion()
 }
 
 func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {

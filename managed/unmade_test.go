@@ -10,14 +10,17 @@ import (
 )
 
 func TestNilAndZeroObjectsAreRefused(t *testing.T) {
-	gputest.Unmade(t, []any{
+	gputest.Unmade(t,
 		&managed.Buffer{}, (*managed.Array[uint32])(nil), &managed.Array[uint32]{},
 		(*managed.Allocator)(nil), &managed.Allocator{}, managed.Range{}, managed.AccessedBy{},
-	})
-	// The methods of a Buffer's Range cannot refuse a nil pointer to the Buffer.
-	gputest.Unmade(t, []any{(*managed.Buffer)(nil)}, "Buffer.AccessedBy", "Buffer.Bytes", "Buffer.Discard",
-		"Buffer.DiscardPrefetch", "Buffer.Host", "Buffer.LastPrefetch", "Buffer.Len", "Buffer.Preferred", "Buffer.Prefetch",
-		"Buffer.Ptr", "Buffer.ReadMostly", "Buffer.SetPreferred", "Buffer.SetReadMostly", "Buffer.Slice")
+	)
+	var nothing *managed.Buffer // whose Range is of no memory to begin with
+	for what, err := range map[string]error{
+		"Attach": nothing.Attach(nil, managed.AttachGlobal), "Clone": gputest.Err(nothing.Clone()),
+		"Close": nothing.Close(), "CloseAfter": nothing.CloseAfter(),
+	} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
+	}
 	_, d := open(t)
 	for _, none := range []*cuda.Device{nil, {}} {
 		require.ErrorIs(t, gputest.Err(managed.New(none, 1, managed.Options{})), cuda.ErrInvalidArgument)

@@ -63,7 +63,7 @@ func (w *abortWord) close() error {
 // AbortWord returns the address of a uint32 that is 0 until Abort. Kernels that wait for
 // other ranks poll it, as kernels.Barrier and kernels.L2Norm do.
 func (t *Team) AbortWord() cuda.Ptr {
-	if t.made("multicast.Team.AbortWord"); !t.formed {
+	if !t.formed {
 		return 0
 	}
 	return t.word.buffer.Ptr()
@@ -77,7 +77,7 @@ func (t *Team) AbortWord() cuda.Ptr {
 // Work behind such a kernel on its stream then runs. It must not access the team's address
 // if a rank has died: that rank's replica is gone.
 func (t *Team) Abort() {
-	if t.made("multicast.Team.Abort"); t.formed {
+	if t.formed {
 		t.word.set()
 	}
 }

@@ -221,13 +221,13 @@ func (o *object) forget(b *binding) {
 }
 
 // Device returns the ordinal of the device whose replica it is.
-func (b *Binding) Device() int { return int(errs.Must(b.inner("multicast.Binding.Device")).dev) }
+func (b *Binding) Device() int { return int(b.b.dev) }
 
 // Offset returns where in the object the part begins, in bytes.
-func (b *Binding) Offset() int { return int(errs.Must(b.inner("multicast.Binding.Offset")).off) }
+func (b *Binding) Offset() int { return int(b.b.off) }
 
 // Size in bytes.
-func (b *Binding) Size() int { return int(errs.Must(b.inner("multicast.Binding.Size")).size) }
+func (b *Binding) Size() int { return int(b.b.size) }
 
 // inner returns the inner state, or an error for a Binding that no function made.
 func (b *Binding) inner(op string) (*binding, error) {
@@ -239,7 +239,6 @@ func (b *Binding) inner(op string) (*binding, error) {
 
 // Released returns the completion of the binding's closing.
 func (b *Binding) Released() cuda.Completion {
-	errs.Must(b.inner("multicast.Binding.Released"))
 	return b.closer.Completion()
 }
 

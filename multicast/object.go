@@ -101,12 +101,12 @@ func (o *object) notYet(op string) error {
 }
 
 // Size in bytes.
-func (o *Object) Size() int { return int(errs.Must(o.inner("multicast.Object.Size")).h.Size) }
+func (o *Object) Size() int { return int(o.o.h.Size) }
 
 // Properties returns those that the object was created with; of an imported one its
 // number of devices.
 func (o *Object) Properties() Properties {
-	return errs.Must(o.inner("multicast.Object.Properties")).prop
+	return o.o.prop
 }
 
 // String writes "multicast object of 2 MiB for 4 devices".
@@ -206,7 +206,6 @@ func (o *Object) Close() error {
 
 // Released returns the completion of the object's closing.
 func (o *Object) Released() cuda.Completion {
-	errs.Must(o.inner("multicast.Object.Released"))
 	return o.closer.Completion()
 }
 

@@ -35,7 +35,7 @@ type TeamOptions struct {
 
 // Team is one rank's side of a multicast object that all devices of a group's ranks take
 // part in, each with a replica of its own. The caller closes it. All methods are safe for
-// concurrent use; those without an error panic if no function made the Team.
+// concurrent use.
 type Team struct {
 	group   *rendezvous.Group
 	devices []*cuda.Device
@@ -113,7 +113,7 @@ func NewTeam(ctx context.Context, g *rendezvous.Group, devices []*cuda.Device, s
 // Ptr returns the address at which multimem instructions of this rank's devices access all
 // replicas. It is fixed for life.
 func (t *Team) Ptr() cuda.Ptr {
-	if t.made("multicast.Team.Ptr"); !t.formed {
+	if !t.formed {
 		return 0
 	}
 	return t.at.Ptr()
@@ -122,7 +122,7 @@ func (t *Team) Ptr() cuda.Ptr {
 // Replica returns the address of the replica of this rank's i-th device, to which only that
 // device has access. It is ordinary memory.
 func (t *Team) Replica(i int) cuda.Ptr {
-	if t.made("multicast.Team.Replica"); !t.formed {
+	if !t.formed {
 		return 0
 	}
 	return t.replicas[i].at.Ptr()
@@ -130,23 +130,23 @@ func (t *Team) Replica(i int) cuda.Ptr {
 
 // Devices returns this rank's devices, in the order in which NewTeam got them.
 func (t *Team) Devices() []*cuda.Device {
-	return append([]*cuda.Device(nil), t.made("multicast.Team.Devices").devices...)
+	return append([]*cuda.Device(nil), t.devices...)
 }
 
 // Size of each replica, in bytes.
-func (t *Team) Size() int { return t.made("multicast.Team.Size").size }
+func (t *Team) Size() int { return t.size }
 
 // Members returns the number of devices of all ranks.
-func (t *Team) Members() int { return t.made("multicast.Team.Members").members }
+func (t *Team) Members() int { return t.members }
 
 // First returns the number of this rank's first device in the team: devices are
 // counted from 0, rank by rank.
-func (t *Team) First() int { return t.made("multicast.Team.First").first }
+func (t *Team) First() int { return t.first }
 
 // Released returns the completion of the team's closing on this rank, by Leave or
 // Close.
 func (t *Team) Released() cuda.Completion {
-	return t.made("multicast.Team.Released").closer.Completion()
+	return t.closer.Completion()
 }
 
 // check refuses a Team that no function made.
@@ -155,14 +155,6 @@ func (t *Team) check(op string) error {
 		return errs.Invalid(op, "a nil team", "make one with NewTeam")
 	}
 	return nil
-}
-
-// made is check for methods that return no error: they panic with one.
-func (t *Team) made(op string) *Team {
-	if err := t.check(op); err != nil {
-		panic(err)
-	}
-	return t
 }
 
 // String writes "team of 4 devices, 2 MiB each".

@@ -11,10 +11,10 @@ import (
 )
 
 func TestNilAndZeroObjectsAreRefused(t *testing.T) {
-	gputest.Unmade(t, []any{
+	gputest.Unmade(t,
 		(*multicast.Object)(nil), &multicast.Object{}, (*multicast.Binding)(nil), &multicast.Binding{},
 		(*multicast.Team)(nil), &multicast.Team{},
-	}, "Binding.Closing", "Team.SetCallTimeout")
+	)
 	_, devices := open(t, 2)
 	o := complete(t, devices, unit)
 	for _, none := range []*cuda.Device{nil, {}} {

@@ -118,7 +118,7 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 }
 
 // Size in bytes.
-func (a *Allocation) Size() int { return int(errs.Must(a.inner("vmm.Allocation.Size")).Size) }
+func (a *Allocation) Size() int { return int(a.h.Size) }
 
 // inner returns the handle, or an error for an Allocation that no function made.
 func (a *Allocation) inner(op string) (*phys.Handle, error) {
@@ -131,7 +131,7 @@ func (a *Allocation) inner(op string) (*phys.Handle, error) {
 // Requested returns the properties that the memory was created with, every default
 // resolved.
 func (a *Allocation) Requested() Properties {
-	return properties(errs.Must(a.inner("vmm.Allocation.Requested")).Asked, a.chosen)
+	return properties(a.h.Asked, a.chosen)
 }
 
 // Close releases the memory. Mappings of it stay valid: the memory is freed when the

@@ -57,17 +57,14 @@ func (a *Array[T]) Buffer() *Buffer {
 // inner returns the buffer's inner state, nil for an Array that no function made.
 func (a *Array[T]) inner() *buffer { return a.Buffer().inner() }
 
-// made is inner for methods that return no error: they panic with one.
-func (a *Array[T]) made(op string) *buffer { return a.Buffer().made(op) }
-
 // Ptr returns the address of the first element, fixed for life.
-func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.made("vmm.Array.Ptr").res.Base) }
+func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.Buffer().b.res.Base) }
 
 // Len returns the number of elements in use.
-func (a *Array[T]) Len() int { return int(a.made("vmm.Array.Len").used.Load()) / int(sizeOf[T]()) }
+func (a *Array[T]) Len() int { return int(a.Buffer().b.used.Load()) / int(sizeOf[T]()) }
 
 // Cap returns how many elements the reserved range can hold.
-func (a *Array[T]) Cap() int { return int(a.made("vmm.Array.Cap").res.Size / uint64(sizeOf[T]())) }
+func (a *Array[T]) Cap() int { return int(a.Buffer().b.res.Size / uint64(sizeOf[T]())) }
 
 // Append copies src behind the last element and returns the index of its first
 // one, as Buffer.Append does. Goroutines may append concurrently.
@@ -186,7 +183,7 @@ func (a *Array[T]) SetAccess(access ...Access) error {
 }
 
 // Device returns the device that the array was made on.
-func (a *Array[T]) Device() *cuda.Device { return a.made("vmm.Array.Device").dev }
+func (a *Array[T]) Device() *cuda.Device { return a.Buffer().b.dev }
 
 // Granted returns the properties that the driver reports for the array's memory, as
 // Buffer.Granted does.
@@ -200,12 +197,12 @@ func (a *Array[T]) Slice(from, to int) (Slice[T], error) {
 
 // All returns every element in use now.
 func (a *Array[T]) All() Slice[T] {
-	in := a.made("vmm.Array.All")
+	in := a.Buffer().b
 	return Slice[T]{in, 0, int(in.used.Load()) / int(sizeOf[T]())}
 }
 
 // Stats returns the numbers of the array's buffer, in bytes.
-func (a *Array[T]) Stats() BufferStats { return a.made("vmm.Array.Stats").stats() }
+func (a *Array[T]) Stats() BufferStats { return a.Buffer().b.stats() }
 
 // Close waits for all work that could use the array and gives everything back,
 // as Buffer.Close does.
@@ -219,5 +216,5 @@ func (a *Array[T]) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the completion of the array's closing, as Buffer.Released does.
 func (a *Array[T]) Released() cuda.Completion {
-	return a.made("vmm.Array.Released").closer.Completion()
+	return a.Buffer().b.closer.Completion()
 }

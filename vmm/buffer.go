@@ -22,8 +22,8 @@ import (
 //
 // Len bytes are in use, of Committed bytes of memory, of Reserved bytes of
 // address space (BufferStats). All methods are safe for concurrent use; changes of
-// one buffer run one after the other. Methods without an error panic if the Buffer is
-// nil or was not made by this package; the others return ErrInvalidArgument.
+// one buffer run one after the other. If the Buffer is nil or was not made by this
+// package, methods that return an error return ErrInvalidArgument.
 type Buffer struct {
 	shared
 	b       *buffer
@@ -115,7 +115,7 @@ func makeBuffer(op string, d *cuda.Device, o BufferOptions) (*Buffer, error) {
 // Requested returns the properties that the buffer's memory is created with, every
 // default resolved.
 func (b *Buffer) Requested() Properties {
-	in := b.made("vmm.Buffer.Requested")
+	in := b.b
 	return properties(in.prop, in.chosen)
 }
 
@@ -126,15 +126,6 @@ func (b *Buffer) inner() *buffer {
 		return nil
 	}
 	return b.b
-}
-
-// made is inner for methods that return no error: they panic with one.
-func (b *Buffer) made(op string) *buffer {
-	in := b.inner()
-	if in == nil {
-		panic(errNilBuffer(op))
-	}
-	return in
 }
 
 // public returns a Buffer of the inner state, whose loss is reported.
@@ -217,13 +208,13 @@ func bufferAccess(op string, d *cuda.Device, memory driver.Location, named []Acc
 func roundUp(n, to uint64) uint64 { return (n + to - 1) / to * to }
 
 // Ptr returns the address of the first byte, fixed for life.
-func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.made("vmm.Buffer.Ptr").res.Base) }
+func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.b.res.Base) }
 
 // Len returns how many bytes are in use.
-func (b *Buffer) Len() int { return int(b.made("vmm.Buffer.Len").used.Load()) }
+func (b *Buffer) Len() int { return int(b.b.used.Load()) }
 
 // Device returns the device that the buffer was made on.
-func (b *Buffer) Device() *cuda.Device { return b.made("vmm.Buffer.Device").dev }
+func (b *Buffer) Device() *cuda.Device { return b.b.dev }
 
 // BufferStats are a buffer's numbers.
 type BufferStats struct {
@@ -245,7 +236,7 @@ type BufferStats struct {
 
 // Stats returns the buffer's numbers now.
 func (b *Buffer) Stats() BufferStats {
-	return b.made("vmm.Buffer.Stats").stats()
+	return b.b.stats()
 }
 
 func (b *buffer) stats() BufferStats {

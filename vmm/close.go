@@ -57,7 +57,7 @@ func (b *Buffer) endAfter(op string, streams []*cuda.Stream) error {
 // Released returns the completion of the buffer's closing: from then on all its memory
 // that no other buffer shares is free.
 func (b *Buffer) Released() cuda.Completion {
-	return b.made("vmm.Buffer.Released").closer.Completion()
+	return b.b.closer.Completion()
 }
 
 func (b *Buffer) teardown(op string) error {

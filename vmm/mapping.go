@@ -32,10 +32,10 @@ func newMapping(in *vrange.Mapping) *Mapping {
 }
 
 // Ptr returns the address of the memory.
-func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(errs.Must(m.inner("vmm.Mapping.Ptr")).Ptr()) }
+func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.m.Ptr()) }
 
 // Size returns the size in bytes.
-func (m *Mapping) Size() int { return int(errs.Must(m.inner("vmm.Mapping.Size")).Memory.Size) }
+func (m *Mapping) Size() int { return int(m.m.Memory.Size) }
 
 // inner returns the inner state, or an error for a Mapping that no function made.
 func (m *Mapping) inner(op string) (*vrange.Mapping, error) {
@@ -128,7 +128,6 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 // Released returns the completion of the mapping's closing: from then on the memory is
 // not mapped at this address.
 func (m *Mapping) Released() cuda.Completion {
-	errs.Must(m.inner("vmm.Mapping.Released"))
 	return m.closer.Completion()
 }
 

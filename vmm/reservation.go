@@ -62,10 +62,10 @@ func alignFor(align int, gran uint64) int {
 }
 
 // Ptr returns the address of the range, fixed for life.
-func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(errs.Must(r.inner("vmm.Reservation.Ptr")).Base) }
+func (r *Reservation) Ptr() cuda.Ptr { return cuda.Ptr(r.r.Base) }
 
 // Size returns the size of the range in bytes.
-func (r *Reservation) Size() int { return int(errs.Must(r.inner("vmm.Reservation.Size")).Size) }
+func (r *Reservation) Size() int { return int(r.r.Size) }
 
 // inner returns the inner state, or an error for a Reservation that no function made.
 func (r *Reservation) inner(op string) (*reservation, error) {
@@ -137,5 +137,5 @@ func (r *Reservation) CloseAfter(streams ...*cuda.Stream) error {
 
 // Released returns the completion of the range's closing.
 func (r *Reservation) Released() cuda.Completion {
-	return errs.Must(r.inner("vmm.Reservation.Released")).Closer.Completion()
+	return r.r.Closer.Completion()
 }

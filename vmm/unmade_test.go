@@ -10,10 +10,18 @@ import (
 )
 
 func TestNilAndZeroObjectsAreRefused(t *testing.T) {
-	gputest.Unmade(t, []any{
-		(*vmm.Buffer)(nil), &vmm.Buffer{}, (*vmm.Array[uint32])(nil), &vmm.Array[uint32]{}, vmm.Slice[uint32]{},
+	gputest.Unmade(t,
+		(*vmm.Buffer)(nil), &vmm.Buffer{}, (*vmm.Array[uint32])(nil), &vmm.Array[uint32]{},
 		(*vmm.Reservation)(nil), &vmm.Reservation{}, (*vmm.Mapping)(nil), &vmm.Mapping{}, (*vmm.Allocation)(nil), &vmm.Allocation{},
-	}, "Slice.Slice")
+	)
+	var part vmm.Slice[uint32] // a part of which is another
+	for what, err := range map[string]error{
+		"CopyFrom": part.CopyFrom(nil, nil), "CopyTo": part.CopyTo(nil, nil), "CopyFromSlice": part.CopyFromSlice(nil, part),
+		"Zero": part.Zero(nil), "Host": part.Host(nil),
+	} {
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument, what)
+		require.ErrorContains(t, err, "a zero Slice", what)
+	}
 	_, d := open(t)
 	space, err := vmm.Reserve(d, 2*mib, vmm.ReserveOptions{})
 	require.NoError(t, err)

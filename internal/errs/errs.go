@@ -81,15 +81,6 @@ func NoFunction(op string) error {
 	return Invalid(op, "no function", "pass the function that works on the memory")
 }
 
-// Must returns the inner state of an object. It panics with err, which says that no
-// function made the object: for methods that return no error.
-func Must[T any](in T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return in
-}
-
 // ClosedError returns the error for an operation on a closed object.
 func ClosedError(op, what string) error {
 	return New(Failure{Op: op, Kind: Closed, Asked: "the " + what + " is closed",

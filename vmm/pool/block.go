@@ -233,7 +233,7 @@ func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
 // Find returns the live block that begins at an address, if there is one.
 func (p *Pool) Find(ptr cuda.Ptr) (Block, bool) {
 	at := driver.Ptr(ptr)
-	all := *p.must("pool.Find").places.Load()
+	all := *p.places.Load()
 	i, found := slices.BinarySearchFunc(all, at, func(pl place, at driver.Ptr) int {
 		switch {
 		case at < pl.from:

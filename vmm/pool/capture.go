@@ -273,7 +273,7 @@ func (c *Capture) enter(op string) error {
 }
 
 // ID returns the driver's id of the capture.
-func (c *Capture) ID() uint64 { return c.must("pool.Capture.ID").id }
+func (c *Capture) ID() uint64 { return c.id }
 
 // made refuses a capture that no function made.
 func (c *Capture) made(op string) error {
@@ -282,9 +282,6 @@ func (c *Capture) made(op string) error {
 	}
 	return nil
 }
-
-// must is made for methods that return no error.
-func (c *Capture) must(op string) *Capture { return errs.Must(c, c.made(op)) }
 
 // capturing is the capture that a stream takes part in, or nil. One that the
 // pool does not serve is an error: the pool could not tell when its memory may go.
@@ -364,7 +361,6 @@ func (s *CaptureStats) served(w *want) {
 
 // Stats returns what the capture took so far, or in all once it has ended.
 func (c *Capture) Stats() CaptureStats {
-	c.must("pool.Capture.Stats")
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	s := c.stats
@@ -429,7 +425,7 @@ func (c *Capture) CloseAfter(streams ...*cuda.Stream) error {
 // Released returns the end of the capture's closing: then its memory is the pool's
 // again.
 func (c *Capture) Released() cuda.Completion {
-	return c.must("pool.Capture.Released").life.Completion()
+	return c.life.Completion()
 }
 
 func (c *Capture) ended(op string) error {

@@ -7,8 +7,8 @@
 // only when another stream wants the memory. Free memory stays mapped until it is needed
 // elsewhere, trimmed, or unused for long (Options.Decay).
 //
-// A nil object and a zero value return cuda.ErrInvalidArgument, and a method that returns
-// no error panics with it. Only a zero [Block] is a value: no memory.
+// A nil object and a zero value return cuda.ErrInvalidArgument. A method that returns no
+// error is not to be called on either. Only a zero [Block] is a value: no memory.
 //
 // # Where blocks lie
 //

@@ -48,7 +48,6 @@ type History []Event
 // discards the history so far. Each event costs several hundred nanoseconds, under a
 // lock that all goroutines share.
 func (p *Pool) StartHistory(o HistoryOptions) {
-	p.must("pool.StartHistory")
 	if o.Events <= 0 {
 		o.Events = 1 << 16
 	}
@@ -61,7 +60,7 @@ func (p *Pool) StartHistory(o HistoryOptions) {
 }
 
 // StopHistory stops recording, and discards the history.
-func (p *Pool) StopHistory() { p.must("pool.StopHistory").setHistory(nil) }
+func (p *Pool) StopHistory() { p.setHistory(nil) }
 
 func (p *Pool) setHistory(r *ring) {
 	p.mu.Lock()
@@ -83,7 +82,7 @@ func (p *Pool) setHistory(r *ring) {
 // copy some of the events at a time; of the events that newer ones replace meanwhile
 // the history lacks the oldest.
 func (p *Pool) History() History {
-	r := p.must("pool.History").history.Load()
+	r := p.history.Load()
 	if r == nil {
 		return nil
 	}

@@ -164,7 +164,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 }
 
 // Device returns the pool's device.
-func (p *Pool) Device() *cuda.Device { return p.must("pool.Device").dev }
+func (p *Pool) Device() *cuda.Device { return p.dev }
 
 func (p *Pool) lost() driver.Result { return p.sys.DeviceLost(p.on...) }
 
@@ -306,9 +306,6 @@ func (p *Pool) made(op string) error {
 	}
 	return nil
 }
-
-// must is made for methods that return no error.
-func (p *Pool) must(op string) *Pool { return errs.Must(p, p.made(op)) }
 
 // lockOpen takes mu, unless the pool is closed. It waits for a Close that runs,
 // since that may be refused. The caller does not hold misses.

@@ -110,7 +110,6 @@ func (t Tag) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 // blocks, and holds each lock for a bounded number of them, well below a
 // millisecond, so that no request waits for all.
 func (p *Pool) Snapshot() Snapshot {
-	p.must("pool.Snapshot")
 	s := Snapshot{Time: time.Now(), Device: p.dev.String(), Stats: p.Stats(), History: p.History()}
 	p.mu.Lock()
 	for _, h := range p.idle {
@@ -210,7 +209,7 @@ func (l Live) String() string {
 // Live lists the live blocks, by address.
 func (p *Pool) Live() []Live {
 	var all []Live
-	p.must("pool.Live").each(func(h *header) {
+	p.each(func(h *header) {
 		l := Live{Block: h.block(), Tag: h.tag}
 		if w := h.home.shard.watch; w != nil {
 			if s, ok := w.sites[h]; ok {

@@ -103,7 +103,6 @@ func (s *statistics) freed(w *watch, h *header) {
 // ResetPeaks makes the pool's peaks what is there now. Those of tags stay. It is safe for
 // concurrent use; a peak that other goroutines reach meanwhile may be lost.
 func (p *Pool) ResetPeaks() {
-	p.must("pool.ResetPeaks")
 	p.mostHeld.Store(p.reserved.Load())
 	if s := p.stats; s != nil {
 		s.mostRequested.Store(s.requested.Load())
@@ -114,7 +113,6 @@ func (p *Pool) ResetPeaks() {
 // Stats returns the pool's counts. While other goroutines allocate, they are of
 // slightly different moments.
 func (p *Pool) Stats() Stats {
-	p.must("pool.Stats")
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := Stats{Serial: p.serial, Counted: p.stats != nil, Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
@@ -148,7 +146,6 @@ func (p *Pool) Stats() Stats {
 // Waited returns how long the requests for a stream have waited for memory that the GPU
 // still used, in all. A request counts when its wait ends.
 func (p *Pool) Waited(s *cuda.Stream) time.Duration {
-	p.must("pool.Waited")
 	st := core.StreamOf(s)
 	if st == nil {
 		return 0

@@ -65,7 +65,6 @@ func (p *Pool) Prepare(s *cuda.Stream, plan ...Workspace) (*Workspaces, error) {
 
 // Get returns the workspace of a name, if there is one.
 func (w *Workspaces) Get(name string) (Block, bool) {
-	w.must("pool.Workspaces.Get")
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	b, ok := w.blocks[name]
@@ -90,7 +89,7 @@ func (w *Workspaces) Close(streams ...*cuda.Stream) error {
 // for later work of their stream and, when the work before is done, for other streams. It
 // can be obtained at any time.
 func (w *Workspaces) Released() cuda.Completion {
-	return w.must("pool.Workspaces.Released").ending.Completion()
+	return w.ending.Completion()
 }
 
 // made refuses workspaces that Prepare did not make.
@@ -100,9 +99,6 @@ func (w *Workspaces) made(op string) error {
 	}
 	return nil
 }
-
-// must is made for methods that return no error.
-func (w *Workspaces) must(op string) *Workspaces { return errs.Must(w, w.made(op)) }
 
 func (w *Workspaces) closeLocked(streams []*cuda.Stream) error {
 	if w.graphs > 0 {
