@@ -16,6 +16,28 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// System.Close takes along what an operation left, without a Drain before: even a page, whose
+// end is on a goroutine of its own because the driver may wait there.
+func TestCloseGivesBackWhatAnOperationLeft(t *testing.T) {
+	_, publishers := sim.Open(t)
+	server, path := publishing(t, publish.ServerOptions{})
+	published(t, server, publishers.Devices()[0])
+	m, err := sim.New(sim.Options{})
+	require.NoError(t, err)
+	sys, err := m.OpenOwned(cuda.Options{})
+	require.NoError(t, err)
+	for _, refused := range []string{"cuStreamDestroy", "cuMemHostUnregister"} {
+		m.Inject(sim.Fault{Call: "cuMemAddressReserve", Result: cuda.Code(driver.OutOfMemory)})
+		m.Inject(sim.Fault{Call: refused, Times: -1, Result: cuda.Code(driver.Unknown)})
+		_, err := publish.Follow[uint32](peertest.Context(t), client(t, path), sys.Devices()[0], "numbers", publish.FollowOptions{})
+		require.ErrorContains(t, err, refused)
+		require.ErrorContains(t, sys.Close(), "none of it is yours to close")
+		m.ClearFaults()
+	}
+	require.NoError(t, sys.Close())
+	require.Empty(t, m.Leaks())
+}
+
 // Operations that fail when the driver has made something, and what the driver then refuses
 // to take back: the System has it until the driver does.
 func TestWhatAnOperationCannotUndoIsGivenBackLater(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -15,8 +16,19 @@ const shownLive = 5
 // Closed reports whether the System was closed: its contexts are gone.
 func (s *System) Closed() bool { return s.closed.Load() }
 
-// Settle tears down what was closed and has passed, and tries the leftovers, before Retire.
-func (s *System) Settle() { s.settle(s.left.newRound()) }
+// settling is how long Settle waits for leftovers that have a goroutine of their own.
+const settling = 100 * time.Millisecond
+
+// Settle tears down what was closed and has passed, and tries the leftovers, before Retire. A
+// leftover whose teardown may wait for the GPU has a goroutine of its own, which ends soon if
+// nothing runs.
+func (s *System) Settle() {
+	s.settle(s.left.newRound())
+	for end := time.Now().Add(settling); s.left.count.Load() > 0 && s.PendingReclaims() > 0 && time.Now().Before(end); {
+		time.Sleep(shortestPause)
+		s.settle(0) // tries none again
+	}
+}
 
 // Retire takes the System out of use, unless anything is live, pending or left over: then it
 // changes nothing, at no moment, and InUse returns the reason. It waits for nothing.
