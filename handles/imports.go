@@ -34,7 +34,7 @@ type ImportOptions struct {
 // newImporter checks a descriptor and prepares the import of its memory.
 func newImporter(op string, on *cuda.Device, d *Descriptor, o ImportOptions) (*exchange.Importer, error) {
 	m := exchange.Memory{Location: d.Location, Device: d.Device, Handle: d.Handle, Compressible: d.Compressible, RDMA: d.RDMA, Chunks: d.Chunks}
-	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(granularity, there uint64) error {
+	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(_ []int, granularity, there uint64) error {
 		if o.MaxBytes > 0 {
 			there = uint64(o.MaxBytes)
 		}

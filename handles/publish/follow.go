@@ -11,7 +11,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -198,10 +197,11 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	if err := want.of(op, name, &f.about); err != nil {
 		return err
 	}
-	in, err := f.importer(op, nil)
+	in, err := newImporter(op, f.dev, f.about, handles.ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.replica.most, KeepDescriptors: f.options.KeepDescriptors})
 	if err != nil {
 		return err
 	}
+	f.importer = in
 	if f.replica.room == 0 || f.replica.room > maxRoom || f.replica.room%in.Granularity() != 0 {
 		return f.k.conn.in.Fail(peererr.Violation("a publication with room for %d bytes, in memory with a granularity of %d", f.replica.room, in.Granularity()))
 	}
@@ -256,11 +256,6 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 	}
 	link.Of(f).SetForeign(false)
 	return p, nil
-}
-
-// importer prepares the import of chunks of these sizes.
-func (f *follower) importer(op string, sizes []int) (*exchange.Importer, error) {
-	return newImporter(op, f.dev, f.about, sizes, handles.ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.replica.most, KeepDescriptors: f.options.KeepDescriptors})
 }
 
 // Array returns the follower's memory as an array of the elements that are shown. Its

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -57,8 +58,10 @@ type follower struct {
 	memory share.Memory
 	hold   share.Hold
 
-	replica replica   // the mapping goroutine's
-	nexts   wait.Slot // serializes Next
+	// replica and importer are the mapping goroutine's, once that runs.
+	replica  replica
+	importer *exchange.Importer
+	nexts    wait.Slot // serializes Next
 	// waiting is held while a wait is submitted to the stream and marked; waited is the
 	// last generation that the stream waits for.
 	waiting sync.Mutex
@@ -202,8 +205,8 @@ func (f *follower) carryOut(a arrival) error {
 	if a.lost() {
 		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
-	in, err := f.importer(opFollower, sizesOf(a.chunks))
-	if err != nil {
+	in := f.importer
+	if err := in.Declare(opFollower, sizesOf(a.chunks)); err != nil {
 		return err
 	}
 	if err := in.Take(a.fds); err != nil {

@@ -51,7 +51,7 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if err := want.of(op, name, &said.about); err != nil {
 		return nil, err
 	}
-	in, err := newImporter(op, d, said.about, nil, o)
+	in, err := newImporter(op, d, said.about, o)
 	if err != nil {
 		return nil, err
 	}
@@ -61,7 +61,7 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	}
 	defer func() { _ = page.Close() }()
 	t := &replica{unit: uint64(want.size), granularity: in.Granularity(), room: min(said.reserved, maxRoom), most: handles.MaxChunks}
-	got := &snapshotReader{k: k, op: op, dev: d, about: said.about, options: o, token: said.token, replica: t, Importer: in}
+	got := &snapshotReader{k: k, op: op, token: said.token, replica: t, Importer: in}
 	last, err := got.read(ctx, r.mailbox)
 	if err == nil {
 		err = k.awaitWord(ctx, op, &fenceWord{page: page, slot: int(said.slot)}, last.ordered)
@@ -81,9 +81,6 @@ type snapshotReader struct {
 	*exchange.Importer
 	k       *line
 	op      string
-	dev     *cuda.Device
-	about   handles.Descriptor
-	options handles.ImportOptions
 	token   token
 	replica *replica
 }
@@ -130,14 +127,10 @@ func (c *snapshotReader) carryOut(a arrival) error {
 	if err := gone.Release(); err != nil {
 		return err
 	}
-	// The limits apply to all chunks together.
-	next, err := newImporter(c.op, c.dev, c.about, sizes, c.options)
-	if err != nil {
+	if err := c.Declare(c.op, sizes); err != nil { // the limits apply to all chunks together
 		return err
 	}
-	next.Continue(c.Importer)
-	c.Importer = next
-	return next.Take(a.fds)
+	return c.Take(a.fds)
 }
 
 // awaitWord waits on the CPU until a generation is complete, or the publisher ends
@@ -154,14 +147,14 @@ func (k *line) awaitWord(ctx context.Context, op string, w *fenceWord, generatio
 	return peererr.Wrap(k.goneLocked(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
 }
 
-// newImporter prepares the import of a publication's chunks.
-func newImporter(op string, on *cuda.Device, about handles.Descriptor, chunks []int, o handles.ImportOptions) (*exchange.Importer, error) {
-	about.Chunks = chunks
-	m := exchange.Memory{Location: about.Location, Device: about.Device, Handle: about.Handle, Compressible: about.Compressible, RDMA: about.RDMA, Chunks: chunks}
-	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(granularity, there uint64) error {
+// newImporter prepares the import of a publication's chunks, which are declared as they arrive.
+func newImporter(op string, on *cuda.Device, about handles.Descriptor, o handles.ImportOptions) (*exchange.Importer, error) {
+	m := exchange.Memory{Location: about.Location, Device: about.Device, Handle: about.Handle, Compressible: about.Compressible, RDMA: about.RDMA}
+	return exchange.NewImporter(op, on, m, exchange.ImportOptions{ReadOnly: o.ReadOnly, KeepDescriptors: o.KeepDescriptors}, func(chunks []int, granularity, there uint64) error {
 		if o.MaxBytes > 0 {
 			there = uint64(o.MaxBytes)
 		}
+		about.Chunks = chunks
 		return about.Validate(handles.Limits{Granularity: int(granularity), MaxBytes: int(min(there, maxRoom)), MaxChunks: o.MaxChunks})
 	})
 }

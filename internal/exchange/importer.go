@@ -19,19 +19,21 @@ import (
 )
 
 // Importer imports memory for a device: it checks the declaration, then each chunk, and
-// then maps all of them.
+// then maps all of them. It can go on with further chunks of the same memory.
 type Importer struct {
 	op       string
 	dev      *cuda.Device
 	options  ImportOptions
 	declared Memory
+	validate func(chunks []int, granularity, there uint64) error
 	// memory is what the chunks must be, in this process's numbering of devices.
 	memory driver.AllocationProp
 	// remote: the memory lies on a device that this process does not see, such as
 	// another host's. memory then names the importing device.
 	remote bool
-	gran   uint64
-	chunks []*phys.Handle
+	// gran is the granularity of the memory, and there how many bytes exist of it.
+	gran, there uint64
+	chunks      []*phys.Handle
 }
 
 // ImportOptions are those of handles.ImportOptions that concern each chunk.
@@ -40,10 +42,10 @@ type ImportOptions struct{ ReadOnly, KeepDescriptors bool }
 // maxHostBytes bounds imports of host memory by default.
 const maxHostBytes = 1 << 40
 
-// NewImporter prepares the import of declared memory for a device. validate checks the
-// declaration, given the granularity of such memory and the bytes that exist of it. All
-// checks that need no handle of the memory happen here.
-func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(granularity, there uint64) error) (*Importer, error) {
+// NewImporter prepares the import of declared memory for a device. validate checks the sizes
+// of chunks, given the granularity of such memory and the bytes that exist of it. All checks
+// that need no handle of the memory happen here.
+func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(chunks []int, granularity, there uint64) error) (*Importer, error) {
 	if core.SystemOf(d) == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
@@ -51,7 +53,7 @@ func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, va
 		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
 			"import it without, or have it shared by descriptor (vmm.PosixFD)")
 	}
-	i := &Importer{op: op, dev: d, options: o, declared: declared}
+	i := &Importer{op: op, dev: d, options: o, declared: declared, validate: validate}
 	home, there := d, uint64(maxHostBytes)
 	want := vmm.Properties{Location: declared.Location, Handles: declared.Handle, RDMA: vmm.RDMAOff}
 	if declared.Location.Type == cuda.LocationDevice {
@@ -65,10 +67,10 @@ func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, va
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
-	if err := validate(uint64(gran), there); err != nil {
+	i.gran, i.there = uint64(gran), there
+	if err := i.Declare(op, declared.Chunks); err != nil {
 		return nil, err
 	}
-	i.gran = uint64(gran)
 	i.memory = driver.AllocationProp{Type: driver.AllocationPinned,
 		Location: driver.Location{Type: driver.LocationType(want.Location.Type), ID: int32(want.Location.ID)}}
 	if declared.Compressible {
@@ -97,9 +99,15 @@ func (i *Importer) KeepFirst(n int) []*phys.Handle {
 	return gone
 }
 
-// Continue takes over the chunks of an importer of the same memory with another
-// declaration.
-func (i *Importer) Continue(from *Importer) { i.chunks, from.chunks = from.chunks, nil }
+// Declare replaces the declared chunks, of which the importer may have the first, and names
+// the operation that imports them. After an error it is unchanged.
+func (i *Importer) Declare(op string, chunks []int) error {
+	if err := i.validate(chunks, i.gran, i.there); err != nil {
+		return err
+	}
+	i.op, i.declared.Chunks = op, chunks
+	return nil
+}
 
 // home returns the device of this process that the memory lies on, which the
 // importing device must reach.
