@@ -264,13 +264,18 @@ func (b *buffer) acquire(op string) error {
 	return nil
 }
 
-// enter starts a change of the buffer; the caller calls leave.
-func (b *buffer) enter(op string) error {
+// enter starts a change of the buffer, if its state permits the operation; the caller
+// calls leave.
+func (b *buffer) enter(op string, o operation) error {
 	if err := b.acquire(op); err != nil {
 		return err
 	}
 	b.changes.Lock()
-	return nil
+	err := b.allow(op, o)
+	if err != nil {
+		b.leave()
+	}
+	return err
 }
 
 func (b *buffer) leave() {

@@ -115,9 +115,12 @@ func (b *buffer) sharedLocked() (bytes uint64) {
 	return bytes
 }
 
-// checkStill refuses n bytes at an offset that are no longer in use. The error counts
-// elements of a size.
-func (b *buffer) checkStill(op string, off, n uint64, size int) error {
+// checkStill refuses an operation that the state of the buffer does not permit, and one on n
+// bytes at an offset that are no longer in use. The error counts elements of a size.
+func (b *buffer) checkStill(op string, o operation, off, n uint64, size int) error {
+	if err := b.allow(op, o); err != nil {
+		return err
+	}
 	if used := b.used.Load(); off+n > used {
 		each := uint64(size)
 		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,

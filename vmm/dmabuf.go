@@ -43,7 +43,7 @@ func (r *Reservation) DMABuf(d *cuda.Device, off, size int) (*os.File, error) {
 func (b *Buffer) DMABuf(from, to int) (*os.File, error) {
 	const op = "vmm.Buffer.DMABuf"
 	in := b.inner()
-	if err := in.enter(op); err != nil {
+	if err := in.enter(op, exporting); err != nil {
 		return nil, err
 	}
 	defer in.leave()

@@ -50,7 +50,7 @@ func (b *Buffer) Fork(s *cuda.Stream, n int, o ForkOptions) (*Buffer, error) {
 
 // fork forks the first n bytes, in elements of a size.
 func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*buffer, error) {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, forking); err != nil {
 		return nil, err
 	}
 	defer b.leave()
@@ -93,9 +93,6 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 
 // mayFork refuses a buffer or a prefix that cannot be forked.
 func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
-	if err := b.frozen(op); err != nil {
-		return err
-	}
 	if b.imported != nil {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: "a prefix of imported memory",
 			Hint: "what its owner does with it shows in every prefix: append a Slice of it to a buffer of your own"})
@@ -107,7 +104,7 @@ func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 		return errs.Invalid(op, fmt.Sprintf("a range of %s for a prefix of %d", errs.Count(o.Reserve, "byte"), n),
 			"reserve 0 for as much as the old buffer has, or at least the prefix")
 	}
-	return b.checkStill(op, 0, uint64(n), size)
+	return b.checkStill(op, forking, 0, uint64(n), size)
 }
 
 // prefixLocked returns the chunks of the first n bytes, each with a reference: those

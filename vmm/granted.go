@@ -32,6 +32,9 @@ func (b *buffer) granted(op string) (p Properties, err error) {
 		return Properties{}, err
 	}
 	defer b.closer.Release()
+	if err := b.allow(op, exporting); err != nil {
+		return Properties{}, err
+	}
 	chunks := b.retained()
 	defer func() { err = errors.Join(err, chunks.Release()) }()
 	if len(chunks.Chunks) == 0 {

@@ -107,17 +107,16 @@ func checkWhole(op string, used uint64, size int) error {
 // enterGrowth starts a change that commits memory for the first to() bytes, unless a Host
 // function uses memory that must be freed first.
 func (b *buffer) enterGrowth(op string, to func() uint64) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, resizing); err != nil {
 		return err
 	}
-	err := b.frozen(op)
-	if at := b.committed.Load(); err == nil && to() > at && b.finalTail() {
-		err = b.res.Views.None(op, at, vrange.End)
+	if at := b.committed.Load(); to() > at && b.finalTail() {
+		if err := b.res.Views.None(op, at, vrange.End); err != nil {
+			b.leave()
+			return err
+		}
 	}
-	if err != nil {
-		b.leave()
-	}
-	return err
+	return nil
 }
 
 // commitLocked commits memory for the first n bytes, and returns how many chunks there

@@ -36,10 +36,7 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	if b.holds.closing || b.closer.Closed() {
 		return nil, errs.ClosedError(op, "buffer")
 	}
-	if err := b.frozen(op); err != nil {
-		return nil, err
-	}
-	if err := b.checkStill(op, 0, n, 1); err != nil {
+	if err := b.checkStill(op, holding, 0, n, 1); err != nil {
 		return nil, err
 	}
 	h.cover = n
@@ -55,7 +52,7 @@ func (h *claim) Cover(op string, n uint64) error {
 	if !slices.Contains(h.b.holds.all, h) {
 		return errs.ClosedError(op, "publication")
 	}
-	if err := h.b.checkStill(op, 0, n, 1); err != nil {
+	if err := h.b.checkStill(op, holding, 0, n, 1); err != nil {
 		return err
 	}
 	h.cover = n
@@ -113,7 +110,7 @@ type shrinking struct {
 
 // Begin implements share.Hold.
 func (h *claim) Begin(op string) (share.Shrinking, error) {
-	if err := h.b.enter(op); err != nil {
+	if err := h.b.enter(op, following); err != nil {
 		return nil, err
 	}
 	return &shrinking{h: h, op: op}, nil
@@ -126,7 +123,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 	defer b.copies.unwatch()
 	before := b.used.Load()
 	if b.imported == nil || n > b.committed.Load() {
-		if err := b.checkStill(op, 0, n, 1); err != nil {
+		if err := b.checkStill(op, following, 0, n, 1); err != nil {
 			return gone, err
 		}
 	}

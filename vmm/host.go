@@ -69,7 +69,7 @@ func (s Slice[T]) look(op string) (*vrange.View, error) {
 	if s.buf.closer.Closed() { // its Close saw no function
 		return nil, errs.ClosedError(op, "buffer")
 	}
-	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
+	if err := s.buf.checkStill(op, hosting, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
 	if err := memspec.CheckHost(op, s.buf.prop.Location, s.buf.access.Mode(s.buf.prop.Location)); err != nil {

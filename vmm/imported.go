@@ -162,7 +162,7 @@ func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
 
 // SetLen implements share.Memory.
 func (b *buffer) SetLen(op string, n uint64) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, following); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -176,7 +176,7 @@ func (b *buffer) SetLen(op string, n uint64) error {
 
 // Own implements share.Memory.
 func (b *buffer) Own(op string) error {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, following); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -216,7 +216,7 @@ func (b *buffer) View(op string, n uint64) (share.View, error) {
 	defer b.closer.Release()
 	b.mu.RLock()
 	defer b.mu.RUnlock()
-	if err := b.checkStill(op, 0, n, 1); err != nil {
+	if err := b.checkStill(op, exporting, 0, n, 1); err != nil {
 		return share.View{}, err
 	}
 	var v share.View

@@ -35,7 +35,7 @@ type MoveOptions struct {
 func (b *Buffer) Move(o MoveOptions) (*Buffer, error) { return b.inner().move("vmm.Buffer.Move", o) }
 
 func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, moving); err != nil {
 		return nil, err
 	}
 	defer b.leave()
@@ -75,9 +75,6 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 
 // mayMove refuses to move a buffer whose address or memory another process relies on.
 func (b *buffer) mayMove(op string) error {
-	if err := b.frozen(op); err != nil {
-		return err
-	}
 	if b.imported != nil && b.imported.followed.Load() {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
 			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
@@ -94,16 +91,6 @@ func (b *buffer) freeze(op string, successor *buffer) error {
 	}
 	b.successor.Store(uint64(successor.res.Base))
 	return nil
-}
-
-// frozen refuses to change a buffer that was moved.
-func (b *buffer) frozen(op string) error {
-	to := b.successor.Load()
-	if to == 0 {
-		return nil
-	}
-	return errs.New(errs.Failure{Op: op, Kind: errs.Moved, Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.Base), to),
-		Hint: "use the buffer that Move returned; this one can only be read, copied from and to, and closed"})
 }
 
 // twin returns an empty buffer of the same kind with a range of its own, not yet in the

@@ -20,6 +20,9 @@ package vmm
 // used meanwhile. The reclaimer hands in its part on a buffer in the same way, so
 // it waits for no change and does not starve behind any.
 //
+// What each state of a buffer permits is one table (gate.go), which every change, job, hold
+// and copy asks; a test walks it by every method.
+//
 // copies.go tracks running slice copies by stream, so that ClipAfter and a
 // publication's Shrink fence streams that their caller did not name. The
 // reclaimer does that fencing, because the caller would have to wait for the driver
@@ -35,7 +38,7 @@ package vmm
 //
 // # Shared and clipped chunks
 //
-// After Move the old buffer is frozen, and only its successor changes. After Fork
+// After Move only the successor of the old buffer changes. After Fork
 // several buffers share whole chunks, all of which lie before the length of each, so
 // appending never writes to one. A length that would end before a shared chunk's end
 // is refused (fork.go: othersSeeLocked, which counts the mappings of the chunk's

@@ -40,11 +40,10 @@ func (b *buffer) clip(op string) error {
 
 // enterClip starts a change that takes the chunks from index keep on.
 func (b *buffer) enterClip(op string) (keep int, err error) {
-	if err := b.enter(op); err != nil {
+	if err := b.enter(op, clipping); err != nil {
 		return 0, err
 	}
-	err = b.frozen(op)
-	if keep = b.full(); err == nil && keep < len(b.chunks) {
+	if keep = b.full(); keep < len(b.chunks) {
 		err = b.res.Views.None(op, b.chunks[keep].Off, vrange.End)
 	}
 	if err != nil {
@@ -73,7 +72,7 @@ func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
 		return err
 	}
 	defer b.closer.Release()
-	if err := b.frozen(op); err != nil {
+	if err := b.allow(op, clipping); err != nil {
 		return err
 	}
 	b.copies.watch()
@@ -128,9 +127,10 @@ func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error 
 	return nil
 }
 
-// mayClip refuses to take the chunks from an offset on while a publication holds them.
+// mayClip refuses to take the chunks from an offset on, if the state of the buffer does not
+// permit it, or while a publication holds them.
 func (b *buffer) mayClip(op string, from uint64) error {
-	if err := b.frozen(op); err != nil {
+	if err := b.allow(op, clipping); err != nil {
 		return err
 	}
 	return b.holds.check(op, from)
@@ -199,6 +199,9 @@ func (c *clip) done() bool {
 // clippedLocked frees the chunks of a clip that the GPU has passed, unless growth has
 // taken them back. The caller holds changes.
 func (b *buffer) clippedLocked(op string) error {
+	if err := b.allow(op, reclaiming); err != nil {
+		return err
+	}
 	if _, uses := b.res.Views.Over(b.committed.Load(), vrange.End); uses {
 		return life.ErrAgain // a Host function still uses it
 	}

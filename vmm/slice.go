@@ -284,7 +284,11 @@ func (g *guard[T]) Leave() { g.s.buf.mu.RUnlock() }
 // check refuses a slice that is not in use any more, and a stream whose device lacks the
 // access. The caller holds the buffer and its mu.
 func (s Slice[T]) check(op string, st *cuda.Stream, need driver.AccessFlags) error {
-	if err := s.buf.checkStill(op, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
+	o := reading
+	if need == driver.AccessReadWrite {
+		o = writing
+	}
+	if err := s.buf.checkStill(op, o, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return err
 	}
 	return s.buf.allowsLocked(op, st, need)
