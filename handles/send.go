@@ -147,6 +147,9 @@ func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phy
 			under = append(under, sent)
 		}
 	}
+	if errors.Is(err, peer.ErrGone) {
+		err = c.lastWords(ctx, op, err)
+	}
 	switch {
 	case done:
 		return c.tell(ctx, op, transferMessage(wire.Confirmed, t))
@@ -211,6 +214,20 @@ func (c conn) nextReply(ctx context.Context, op string, all bool, under []int) (
 		return under[1:], false, nil
 	}
 	return under, false, c.Fail(peererr.Violation("reply %#x out of turn", m.Kind))
+}
+
+// lastWords returns why the peer declined if it did and then went, and the error otherwise: a
+// message that it sent can be received after its end was noticed.
+func (c conn) lastWords(ctx context.Context, op string, gone error) error {
+	for {
+		m, err := c.awaitOwed(ctx, op, "reply", &c.out.replies, &c.out.spinner)
+		switch {
+		case err != nil:
+			return gone
+		case m.Kind == wire.Declined:
+			return reasonOf(op, m)
+		}
+	}
 }
 
 // tellWait bounds how long tell waits for a peer that does not read.
