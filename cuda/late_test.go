@@ -266,3 +266,40 @@ func TestALaunchBesideACaptureOfAnotherLibrary(t *testing.T) {
 	release()
 	require.NoError(t, d.System().Drain(t.Context()))
 }
+
+// An event that cannot tell whether it has passed makes the reclaimer ask again, and never wait:
+// what other streams have passed is given back meanwhile.
+func TestTheReclaimerDoesNotWaitForAnEventThatCannotTell(t *testing.T) {
+	m, d := open(t)
+	busy, idle := stream(t, d), stream(t, d)
+	p := memory(t, d, 4096)
+	var behind [2]*cuda.HostBuffer
+	for i := range behind {
+		var err error
+		behind[i], err = d.NewHostBuffer(4096)
+		require.NoError(t, err)
+	}
+	release := sync.OnceFunc(m.Hold(busy.Handle()))
+	defer release()
+	require.NoError(t, busy.Memset(p, 1, 4096))
+	require.NoError(t, behind[0].CloseAfter(busy))
+	m.Inject(sim.Fault{Call: "cuEventQuery", Times: 3, Result: cuda.Code(driver.InvalidValue)})
+	require.NoError(t, behind[1].CloseAfter(idle))
+	drained := make(chan error, 1)
+	go func() { drained <- behind[1].Released().Wait(t.Context()) }()
+	select {
+	case err := <-drained:
+		require.NoError(t, err)
+	case <-time.After(5 * time.Second):
+		release()
+		<-drained
+		require.Fail(t, "the reclaimer waits for the busy stream")
+	}
+	select {
+	case <-behind[0].Released().Done():
+		require.Fail(t, "the busy stream has not passed")
+	default:
+	}
+	release()
+	require.NoError(t, d.System().Drain(t.Context()))
+}
