@@ -3,6 +3,8 @@
 package osmem
 
 import (
+	"bytes"
+	"os"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/internal/host"
@@ -22,6 +24,11 @@ func TestMappingsAreLeft(t *testing.T) {
 	require.ErrorIs(t, err, errMappings)
 	require.Regexp(t, `vm.max_map_count\): it has \d+ of 8, `, err)
 	_, err = NewShared("test", host.PageSize())
+	require.ErrorIs(t, err, errMappings)
+	maps, err := os.ReadFile("/proc/self/maps")
+	require.NoError(t, err)
+	limit(bytes.Count(maps, []byte{'\n'}) + mappingsEach + 1) // the kernel would permit it
+	_, err = Alloc(1)
 	require.ErrorIs(t, err, errMappings)
 	limit(-1)
 	mem, err := Alloc(1)

@@ -27,7 +27,8 @@ from .support import ROOT, DriverTest, await_that
 PACKAGE = str(ROOT / "python/cuvmm") + os.sep
 #: What the driver gives, and the call that takes it back.
 PAIRS = {"cuMemHostRegister_v2": "cuMemHostUnregister", "cuMemAddressReserve": "cuMemAddressFree", "cuStreamCreate": "cuStreamDestroy_v2", "cuMemMap": "cuMemUnmap",
-         "cuMemCreate": "cuMemRelease", "cuMemImportFromShareableHandle": "cuMemRelease", "cuEventCreate": "cuEventDestroy_v2", "cuMemAlloc_v2": "cuMemFree_v2"}
+         "cuMemCreate": "cuMemRelease", "cuMemImportFromShareableHandle": "cuMemRelease", "cuMemRetainAllocationHandle": "cuMemRelease",
+         "cuEventCreate": "cuEventDestroy_v2", "cuMemAlloc_v2": "cuMemFree_v2"}
 #: In these instructions, at their end, CPython looks whether Ctrl-C was pressed.
 LOOKS = {"CALL", "CALL_KW", "CALL_FUNCTION_EX", "RESUME", "JUMP_BACKWARD"}
 #: A place of code that several calls share is walked in so many of them.
@@ -263,6 +264,7 @@ OPS: Dict[str, Op] = {
     "tobytes": Op(nothing, lambda w: w.other.array.tobytes()),
     "__dlpack__": Op(nothing, lambda w: w.other.array.__dlpack__(copy=True)),
     "Follower.close": Op(follower, lambda w: w.made[0].close(), True),
+    "export": Op(another, lambda w: w.keep(cuvmm.export(w.made[0].array))),
     "order": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.other.order(w.made[0].handle.value)),
     "Channel.receive": Op(lambda w: sender(w) and None, lambda w: w.keep(w.made[2].receive(timeout=60))),
     "Channel.message": Op(received, talk),
