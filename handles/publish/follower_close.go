@@ -1,0 +1,138 @@
+package publish
+
+import (
+	"context"
+	"errors"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/life"
+)
+
+// close is Follower.Close.
+func (f *follower) close() error {
+	f.end() // and with it all waits
+	return f.closer.Close(func() error {
+		f.quiesce()
+		if f.stream != nil {
+			if err := f.stream.Close(); err != nil {
+				return err
+			}
+			f.stream = nil
+		}
+		if f.hold != nil {
+			f.hold.Release()
+		}
+		if f.buffer != nil {
+			if err := f.buffer.Close(); err != nil {
+				return err
+			}
+			f.buffer = nil
+		}
+		if f.word != nil {
+			if err := f.word.close(opFollower); err != nil {
+				return err
+			}
+			f.word = nil
+		}
+		return nil
+	})
+}
+
+// quiesce leaves the publication, and waits until the follower's goroutines have ended
+// and its own stream waits for nothing.
+func (f *follower) quiesce() {
+	leave := func() {
+		f.mu.Lock()
+		k, token, mailbox := f.k, f.token, f.mailbox
+		f.mu.Unlock()
+		k.leave(token, mailbox)
+	}
+	leave()
+	f.words.RLock()
+	if f.word != nil {
+		f.letGo() // or the mapping goroutine might wait forever
+	}
+	f.words.RUnlock()
+	f.running.Wait()
+	leave() // if it came back meanwhile
+}
+
+// closeAfter is Follower.CloseAfter.
+func (f *follower) closeAfter(streams []*cuda.Stream) error {
+	const op = "publish.Follower.CloseAfter"
+	sys := core.SystemOf(f.dev)
+	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
+		if f.quiet != nil { // a teardown failed before
+			return new(core.Fence), f.leaveBuffer(streams)
+		}
+		fence, err := core.FenceOf(sys, op, streams)
+		if err != nil {
+			return nil, err
+		}
+		f.hold.Release()
+		if err := f.leaveBuffer(streams); err != nil {
+			hold, again := f.memory.Hold(op, "the follower of a publication", 0)
+			if again == nil {
+				f.mu.Lock()
+				f.hold = hold
+				f.mu.Unlock()
+			}
+			return nil, errors.Join(err, again)
+		}
+		f.end()
+		f.quiet = make(chan struct{})
+		go func() {
+			defer close(f.quiet)
+			f.quiesce()
+		}()
+		return fence, nil
+	}, f.teardown)
+}
+
+// leaveBuffer begins to close the buffer.
+func (f *follower) leaveBuffer(streams []*cuda.Stream) error {
+	if f.buffer == nil {
+		return nil
+	}
+	released := f.buffer.Released() // before it may fail: then it is that of the next closing
+	if err := f.buffer.CloseAfter(streams...); err != nil {
+		return err
+	}
+	f.released = released
+	return nil
+}
+
+// teardown releases what closeAfter left. It runs on the reclaimer, and never waits.
+func (f *follower) teardown() error {
+	select {
+	case <-f.quiet:
+	default:
+		return life.ErrAgain
+	}
+	if f.stream != nil {
+		if err := f.stream.Close(); err != nil { // without waiting: it has no work left
+			return err
+		}
+		f.stream = nil
+	}
+	if f.buffer != nil {
+		select {
+		case <-f.released.Done():
+		default:
+			return life.ErrAgain
+		}
+		if err := f.released.Wait(context.Background()); err != nil {
+			return err // Close and CloseAfter try again
+		}
+		f.buffer = nil
+	}
+	if f.word == nil {
+		return nil
+	}
+	if err := f.word.closeLater(opFollower); err != nil {
+		return err
+	}
+	f.word = nil
+	return nil
+}
