@@ -81,10 +81,7 @@ func (f *follower) attach(k *line) error {
 	f.mu.Lock()
 	accepted := f.sub.accept()
 	if accepted {
-		f.k, f.token, f.slot, f.mailbox, f.word, f.identity = k, said.token, said.slot, r.mailbox, w, said.identity
-		f.about.Exporter = said.about.Exporter
-		f.ended = make(chan struct{})
-		f.waits, f.waited = nil, 0
+		f.attachment, f.about.Exporter = newAttachment(k, said, r.mailbox, w), said.about.Exporter
 	} else {
 		old = w
 	}

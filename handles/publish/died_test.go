@@ -19,7 +19,7 @@ import (
 func lonely() *follower {
 	m := &mailbox{updates: make(chan arrival), over: make(chan struct{}), why: peer.ErrGone}
 	close(m.over)
-	f := newFollower(&line{err: peer.ErrGone}, &accepted{}, m, nil, FollowOptions{})
+	f := newFollower(&line{err: peer.ErrGone}, "", &accepted{}, m, nil, FollowOptions{})
 	f.client = &Client{options: DialOptions{ComeBack: &ComeBack{}}, ctx: context.Background()}
 	return f
 }

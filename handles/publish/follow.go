@@ -136,12 +136,11 @@ func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name strin
 		return nil, err
 	}
 	defer func() { _ = r.page.Close() }()
-	f := newFollower(k, said, r.mailbox, d, o)
-	f.name, f.identity = name, said.identity
+	f := newFollower(k, name, said, r.mailbox, d, o)
 	if room > 0 && said.reserved > room {
 		err = k.conn.in.Fail(peererr.Violation("a range of %d bytes, where %d were requested", said.reserved, room))
 	} else {
-		err = f.build(op, name, r.page, want)
+		err = f.build(op, r.page, said.slot, want)
 	}
 	if err != nil {
 		return nil, f.abandon(err)
@@ -193,8 +192,8 @@ func (f *follower) abandon(cause error) error {
 
 // build makes the memory, the word and the stream. After an error the caller abandons the
 // follower.
-func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
-	if err := want.of(op, name, &f.about); err != nil {
+func (f *follower) build(op string, page *peer.FD, slot uint32, want wanted) error {
+	if err := want.of(op, f.name, &f.about); err != nil {
 		return err
 	}
 	in, err := newImporter(op, f.dev, f.about, handles.ImportOptions{ReadOnly: f.options.ReadOnly, MaxChunks: f.replica.most, KeepDescriptors: f.options.KeepDescriptors})
@@ -207,7 +206,7 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 	}
 	f.replica.granularity = in.Granularity()
 	f.replica.unit = uint64(want.size)
-	if f.word, err = f.k.openWord(op, f.dev, page, f.slot); err != nil {
+	if f.word, err = f.k.openWord(op, f.dev, page, slot); err != nil {
 		return err
 	}
 	if f.word.ctx != nil {
@@ -219,8 +218,8 @@ func (f *follower) build(op, name string, page *peer.FD, want wanted) error {
 		return err
 	}
 	f.memory = share.Of(f.buffer)
-	if f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", name), 0); err == nil {
-		f.inspect(name)
+	if f.hold, err = f.memory.Hold(op, fmt.Sprintf("the follower of publication %q", f.name), 0); err == nil {
+		f.inspect()
 	}
 	return err
 }

@@ -25,73 +25,83 @@ import (
 // release is the final value of a word: above every generation, it satisfies all waits.
 const release = 1 << 62
 
-// follower is the inner state. One goroutine maps and unmaps what arrives. Another
-// watches for the publisher's end, which must not wait for the first.
+// follower carries out what its subscription and its replica say. One goroutine maps and
+// unmaps what arrives. Another watches for the publisher's end, which must not wait for the
+// first.
 type follower struct {
-	client   *Client
-	name     string
-	identity identity // of the publication
-	// words is held for reading while the word is used, and for writing when the
-	// follower comes back and gets another. It comes before waiting, lengths and mu.
-	words sync.RWMutex
-	// k, token, slot, mailbox and word belong to the current connection. The mapping
-	// goroutine changes them, with words and mu held.
-	k       *line
-	token   token
-	slot    uint32
-	mailbox *mailbox
-	about   handles.Descriptor
+	client  *Client
+	name    string
 	dev     *cuda.Device
 	options FollowOptions
-	closer  life.Closer
-	ctx     context.Context // ends with the first close
-	end     context.CancelFunc
-	running sync.WaitGroup
-	// quiet is closed when CloseAfter's goroutine has ended. released is the end of the
-	// buffer's closing that CloseAfter began.
+
+	// Its end. quiet is closed when CloseAfter's goroutine has ended; released is the end of
+	// the buffer's closing that CloseAfter began.
+	closer   life.Closer
+	ctx      context.Context // ends with the first close
+	end      context.CancelFunc
+	running  sync.WaitGroup
 	quiet    chan struct{}
 	released cuda.Completion
 
-	word   *fenceWord
-	stream *cuda.Stream // waits for the word; nil if the CPU does
-	buffer *vmm.Buffer
-	memory share.Memory
-	hold   share.Hold
-
-	// replica and importer are the mapping goroutine's, once that runs.
+	// Its memory. The mapping goroutine has the replica and the importer, once it runs;
+	// lengths serializes changes of the buffer's length.
+	buffer   *vmm.Buffer
+	memory   share.Memory
+	hold     share.Hold
 	replica  replica
 	importer *exchange.Importer
-	nexts    wait.Slot // serializes Next
-	// waiting is held while a wait is submitted to the stream and marked; waited is the
-	// last generation that the stream waits for.
-	waiting sync.Mutex
-	waited  uint64
-	lengths wait.Slot // serializes changes of the buffer's length
+	lengths  wait.Slot
 
+	// The current connection, which the mapping goroutine replaces with words and mu held.
+	// words is held for reading while the word is used; it comes before waiting, lengths
+	// and mu.
+	attachment
+	about handles.Descriptor // its exporter is the current publisher
+	words sync.RWMutex
+
+	// The order of streams. stream waits for the word, and is nil if the CPU does; waiting
+	// is held while a wait is submitted to it and marked. begun holds one when a wait with a
+	// limit begins.
+	stream  *cuda.Stream
+	waiting sync.Mutex
+	begun   chan struct{}
+
+	// What is shown. nexts serializes Next; mu is a leaf.
+	nexts   wait.Slot
 	mu      sync.Mutex
-	changed chan struct{} // closed and replaced at every change
+	changed chan struct{} // closed and replaced at every event
 	sub     subscription
-	// taking ends when the follower takes the publication over, after which it no longer
-	// comes back. over is closed when nothing further arrives.
+	// taking ends when TakeOver begins: the follower waits for no other publisher any more.
+	// over is closed when its goroutines have ended.
 	taking context.Context
 	take   context.CancelFunc
 	over   chan struct{}
-	// ended is closed when the end of the connection, or a stalled publisher, was handled.
-	ended chan struct{}
-
-	// waits are the streams' waits for generations, oldest first, if they have a limit.
-	// begun holds one when there is a new wait.
-	waits []limitedWait
-	begun chan struct{}
 }
 
-func newFollower(k *line, said *accepted, i *mailbox, d *cuda.Device, o FollowOptions) *follower {
-	f := &follower{k: k, token: said.token, slot: said.slot, mailbox: i, about: said.about, dev: d, options: o,
-		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), ended: make(chan struct{}), sub: newSubscription(),
-		begun: make(chan struct{}, 1)}
+// attachment is what a follower has of one connection, and has anew on the next.
+type attachment struct {
+	k        *line
+	identity identity // of the publication
+	token    token
+	mailbox  *mailbox
+	word     *fenceWord
+	// waited is the last generation that the follower's stream waits for. waits are the
+	// waits that have a limit, oldest first.
+	waited uint64
+	waits  []limitedWait
+	// ended is closed when the connection's end, or a wait that reached its limit, is handled.
+	ended chan struct{}
+}
+
+func newAttachment(k *line, said *accepted, m *mailbox, w *fenceWord) attachment {
+	return attachment{k: k, identity: said.identity, token: said.token, mailbox: m, word: w, ended: make(chan struct{})}
+}
+
+func newFollower(k *line, name string, said *accepted, m *mailbox, d *cuda.Device, o FollowOptions) *follower {
+	f := &follower{name: name, dev: d, options: o, attachment: newAttachment(k, said, m, nil), about: said.about, sub: newSubscription(),
+		nexts: wait.NewSlot(), lengths: wait.NewSlot(), changed: make(chan struct{}), begun: make(chan struct{}, 1), over: make(chan struct{})}
 	f.ctx, f.end = context.WithCancel(context.Background())
 	f.taking, f.take = context.WithCancel(f.ctx)
-	f.over = make(chan struct{})
 	f.replica.room, f.replica.most = said.reserved, handles.MaxChunks
 	return f
 }

@@ -34,21 +34,20 @@ func (i inspected) InspectPublication() share.Publication {
 // inspectedFollower shows a follower to snapshots. The memory stays valid after Close.
 type inspectedFollower struct {
 	f      *follower
-	name   string
 	base   driver.Ptr
 	memory share.Memory
 }
 
 // inspect adds the follower to snapshots of the System, until it is closed.
-func (f *follower) inspect(name string) {
-	context.AfterFunc(f.ctx, core.SystemOf(f.dev).Show(inspectedFollower{f, name, f.memory.About().Base, f.memory}))
+func (f *follower) inspect() {
+	context.AfterFunc(f.ctx, core.SystemOf(f.dev).Show(inspectedFollower{f, f.memory.About().Base, f.memory}))
 }
 
 // InspectFollower implements share.Following.
 func (i inspectedFollower) InspectFollower() share.Follower {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
-	to := share.Follower{Name: i.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.sub.current().generation, Bytes: i.memory.Committed()}
+	to := share.Follower{Name: i.f.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.sub.current().generation, Bytes: i.memory.Committed()}
 	if err := i.f.sub.err(); err != nil {
 		to.Stuck = err.Error()
 	}

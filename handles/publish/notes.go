@@ -120,5 +120,5 @@ package publish
 // Before all of them comes a change of the buffer, which a Shrink begins: it shows the
 // rest under changes, releases that lock, and then waits for the GPU, so that only
 // the buffer's other changes wait with it. Server.takingOver comes before the locks of
-// followers and publications. A follower's lengths slot belongs to the goroutine that
-// changes the buffer's length; follower.mu is a leaf.
+// followers and publications. A follower's are nexts, words, waiting and lengths, in this
+// order; its mu, which guards the subscription, is a leaf.
