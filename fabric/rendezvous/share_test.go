@@ -355,7 +355,7 @@ func TestKilledSharers(t *testing.T) {
 		require.Eventually(t, func() bool {
 			used, err := sim.Inspect(folder)
 			require.NoError(t, err)
-			return used.Devices[0].Taken == 0
-		}, patience, time.Millisecond, "round %d: memory is left", round)
+			return len(used.Processes) == 0 && len(used.Exported) == 0 && used.Devices[0].Taken == 0 && used.HostTaken == 0
+		}, patience, time.Millisecond, "round %d: something is left", round)
 	}
 }

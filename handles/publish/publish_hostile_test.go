@@ -480,6 +480,12 @@ func TestHostileServersAreRefused(t *testing.T) {
 		"an empty page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, 0, sealed)))
 		}},
+		"a page of two": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, 2*size, sealed)))
+		}},
+		"a page that none can write": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed|unix.F_SEAL_WRITE)))
+		}},
 		"a word beyond the page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
 		}},
@@ -529,6 +535,31 @@ func TestHostileServersAreRefused(t *testing.T) {
 			u := *first
 			u.length = 1 << 20
 			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
+		}},
+		"a generation after the last": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			u := *first
+			u.generation = lastGeneration + 1
+			_ = c.Send(peertest.Context(t), pack(&u, peertest.NullFD(t)))
+		}},
+		"chunks that it does not have": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&update{state: Live, token: to, serial: 1, generation: 1, keep: 7, last: true}))
+		}},
+		"the ends of others, and warnings": {peer.ErrGone, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			for range 2000 {
+				_ = c.Send(peertest.Context(t), peer.Message{Kind: wire.Warning})
+				_ = c.Send(peertest.Context(t), pack(&ended{token{9}, 0, Ended, statusWithdrawn, ""}))
+			}
+			_ = c.Close()
+		}},
+		"two ends, and an update": {ErrWithdrawn, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
+			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
+			for range 2 {
+				_ = c.Send(peertest.Context(t), pack(&ended{to, 0, Ended, statusWithdrawn, ""}))
+			}
+			_ = c.Send(peertest.Context(t), pack(first, peertest.NullFD(t)))
 		}},
 		"a generation out of turn": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))

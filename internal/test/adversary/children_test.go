@@ -13,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/reexec"
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 )
 
 // news is what a child tells of itself.
@@ -25,10 +24,7 @@ type news struct {
 
 func init() {
 	reexec.Register("adversary: follower", func(c *reexec.Child) error {
-		if err := confine(0, c.Args[1] == "unprivileged"); err != nil {
-			return err
-		}
-		sys, err := machine(c.Args[2])
+		sys, err := machine(c.Args[1])
 		if err != nil {
 			return err
 		}
@@ -68,55 +64,6 @@ func init() {
 		}
 		return c.Send(news{Progress: true})
 	})
-	// It passes descriptors whose last close takes an hour, which is the publisher's.
-	// With so many chunks it follows first, keeps them, and leaves unread what the
-	// publisher sends, so that its descriptors stay unread, too.
-	reexec.Register("adversary: lingers", func(c *reexec.Child) error {
-		w, err := dial(c.Args[0])
-		if err != nil {
-			return err
-		}
-		if most, _ := strconv.Atoi(c.Args[1]); most > 0 {
-			if err := w.hoard(uint32(most)); err != nil {
-				return err
-			}
-			for n := range uint32(200) {
-				if w.send(list, listBody(100+n)) != nil {
-					break
-				}
-			}
-		}
-		for range 3 {
-			s, err := lingering()
-			if err != nil {
-				return err
-			}
-			_ = w.part(list, listBody(1), 4, 1, s)
-			go func() { _ = unix.Close(s) }() // the publisher may have closed its own already
-		}
-		if err := c.Send(news{Progress: true}); err != nil {
-			return err
-		}
-		select {}
-	})
-	reexec.Register("adversary: reads nothing", func(c *reexec.Child) error {
-		if err := confine(0, true); err != nil {
-			return err
-		}
-		w, err := dial(c.Args[0])
-		if err != nil {
-			return err
-		}
-		for n := range uint32(40) {
-			if err := w.send(follow, followBody(n+1, 0, "p")); err != nil {
-				break // it is bounded
-			}
-		}
-		if err := c.Send(news{Progress: true}); err != nil {
-			return err
-		}
-		select {}
-	})
 }
 
 // followOnce sees whatever "p" shows first.
@@ -155,20 +102,10 @@ func startChild(t *testing.T, name string, args ...string) *child {
 	return c
 }
 
-func startFollower(t *testing.T, path, user string) *child {
+// startFollower starts one on the machine of the folder, or on one of its own.
+func startFollower(t *testing.T, path, folder string) *child {
 	t.Helper()
-	return startChild(t, "follower", path, user, "")
-}
-
-// startFollowerOn starts one on the publisher's machine.
-func startFollowerOn(t *testing.T, path, folder string) *child {
-	t.Helper()
-	return startChild(t, "follower", path, "", folder)
-}
-
-func startAttack(t *testing.T, name, path string) *child {
-	t.Helper()
-	return startChild(t, name, path)
+	return startChild(t, "follower", path, folder)
 }
 
 // wait waits for news.
@@ -183,18 +120,4 @@ func (c *child) progress() {
 	c.t.Helper()
 	n := c.wait()
 	require.True(c.t, n.Progress, "%+v", n)
-}
-
-// isTold requires that the child learns of the other's end, and ends without an error.
-func (c *child) isTold() {
-	c.t.Helper()
-	for {
-		n := c.wait()
-		if n.Progress {
-			continue
-		}
-		require.True(c.t, n.Gone, "%+v", n)
-		c.cmd.Wait()
-		return
-	}
 }

@@ -3,9 +3,7 @@
 package adversary
 
 import (
-	"errors"
 	"fmt"
-	"net"
 	"path/filepath"
 	"testing"
 
@@ -35,27 +33,6 @@ func memfd(t *testing.T, size int64, flags, seals int) int {
 		require.NoError(t, err)
 	}
 	return f
-}
-
-// lingering returns a TCP socket whose last close waits for an hour, or until this
-// process ends: it has bytes to send that are never read.
-func lingering() (int, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return -1, err
-	}
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	err = errors.Join(unix.Connect(s, &unix.SockaddrInet4{Port: l.Addr().(*net.TCPAddr).Port, Addr: [4]byte{127, 0, 0, 1}}), unix.SetNonblock(s, true))
-	for buf := make([]byte, 1<<16); err == nil; {
-		if _, full := unix.Write(s, buf); full != nil {
-			break
-		}
-	}
-	return s, errors.Join(err, unix.SetNonblock(s, false),
-		unix.SetsockoptLinger(s, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 3600}))
 }
 
 // oddFiles are descriptors that are no memory.

@@ -12,32 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hoard follows, and acknowledges updates until it has so many chunks.
-func (w *wire) hoard(n uint32) error {
-	if err := w.send(follow, followBody(1, 0, "p")); err != nil {
-		return err
-	}
-	for have := uint32(0); have < n; {
-		u, err := w.recv(patience)
-		if err != nil {
-			return err
-		}
-		u.close()
-		if u.kind != update {
-			continue
-		}
-		have = shown(u)
-		if err := w.send(done, doneBody(u, have)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// Clients that are slow, silent, deaf, loud or gone cost an honest one nothing,
-// and the publisher nothing that stays.
+// Clients that are slow, silent, loud or gone cost an honest one nothing, and the
+// publisher nothing that stays.
 func TestUnpleasantClients(t *testing.T) {
-	p := victim{Timeout: 2 * time.Second, MaxPinned: 4 * chunk}.starts(t)
+	p := victim{Timeout: 2 * time.Second}.starts(t)
 	p.does("announce", 8)
 	p.serves(8)
 	before := p.does("stats", 0)
@@ -64,26 +42,6 @@ func TestUnpleasantClients(t *testing.T) {
 	t.Run("half open", func(*testing.T) { many(200, false, nil) })
 	t.Run("silent", func(*testing.T) { many(40, true, nil) })
 	t.Run("half a message", func(*testing.T) { many(20, true, func(w *wire) { _ = w.part(list, []byte{1}, 1000, 0) }) })
-	t.Run("lists that are not read", func(*testing.T) {
-		many(4, true, func(w *wire) {
-			require.NoError(t, unix.SetNonblock(w.s, true))
-			for n := range uint32(5000) {
-				if w.send(list, listBody(n)) != nil {
-					break
-				}
-			}
-		})
-	})
-	t.Run("memory that is never given back", func(t *testing.T) {
-		w := mustDial(t, p.path)
-		require.NoError(t, w.hoard(8))
-		for range 3 {
-			p.does("shrink", 1)
-			p.does("announce", 8)
-		}
-		p.serves(8)
-		w.close()
-	})
 	t.Run("files of all kinds", func(t *testing.T) {
 		var fds []int
 		for _, f := range oddFiles(t) {

@@ -23,7 +23,7 @@ func TestAFullFileSystem(t *testing.T) {
 	rest := int(free.Bavail)*int(free.Bsize) - 20*chunk
 	require.NoError(t, os.WriteFile(folder+"/full", make([]byte, rest), 0o600))
 	p.does("announce", 1)
-	f := startFollowerOn(t, p.path, folder+"/machine") // memory goes into files for followers
+	f := startFollower(t, p.path, folder+"/machine") // memory goes into files for followers
 	f.progress()
 	refused := false
 	for n := 8; n <= 64; n += 8 {

@@ -26,12 +26,10 @@ import (
 // victim describes an honest publisher in a process of its own, which publishes
 // an array under the name "p".
 type victim struct {
-	Dir          string // of its socket, "s"
-	Folder       string // of its machine
-	Timeout      time.Duration
-	MaxPinned    int
-	Files        uint64 // limit of open files; 0 leaves it
-	Unprivileged bool   // gives up root
+	Dir     string // of its socket, "s"
+	Folder  string // of its machine
+	Timeout time.Duration
+	Files   uint64 // limit of open files; 0 leaves it
 }
 
 // request is what the test asks the publisher to do.
@@ -63,7 +61,7 @@ func published(c *reexec.Child) (err error) {
 	if err := c.Recv(&v); err != nil {
 		return err
 	}
-	if err := confine(v.Files, v.Unprivileged); err != nil {
+	if err := confine(v.Files, false); err != nil {
 		return err
 	}
 	sys, err := machine(v.Folder)
@@ -78,7 +76,7 @@ func published(c *reexec.Child) (err error) {
 	if err != nil {
 		return err
 	}
-	server := publish.NewServer(publish.ServerOptions{MaxPinned: v.MaxPinned})
+	server := publish.NewServer(publish.ServerOptions{})
 	array, err := vmm.NewArray[uint32](sys.Devices()[0], vmm.BufferOptions{Reserve: 64 * chunk, Chunks: vmm.FixedChunks(chunk), Memory: vmm.Properties{Handles: vmm.PosixFD}})
 	if err != nil {
 		return err

@@ -215,28 +215,3 @@ func doneBody(of packet, have uint32) []byte {
 
 // shown returns how many chunks an update leaves mapped.
 func shown(p packet) uint32 { return le.Uint32(p.body[49:]) + le.Uint32(p.body[58:]) }
-
-func acceptedBody(number uint32, token []byte, reserved uint64, slot uint32, about []byte) []byte {
-	b := append(listBody(number), token...)
-	b = append(b, make([]byte, 16)...) // the publication
-	b = le.AppendUint64(b, reserved)
-	b = le.AppendUint32(b, slot)
-	b = le.AppendUint32(b, uint32(len(about)))
-	return append(b, about...)
-}
-
-func updateBody(token []byte, serial, generation, ordered, length uint64, keep uint32, sizes ...uint64) []byte {
-	b := append([]byte{}, token...)
-	b = le.AppendUint64(b, serial)
-	b = le.AppendUint64(b, generation)
-	b = append(b, byte(publish.Live))
-	b = le.AppendUint64(b, ordered)
-	b = le.AppendUint64(b, length)
-	b = le.AppendUint32(b, keep)
-	b = append(b, 1, 0, 0, 0, 0) // last, not over, no status, no reason
-	b = le.AppendUint32(b, uint32(len(sizes)))
-	for i, s := range sizes {
-		b = le.AppendUint64(le.AppendUint64(b, uint64(i)), s)
-	}
-	return b
-}
