@@ -80,28 +80,3 @@ func (m *Mapping) View(op string, owner *life.Life) (*View, error) {
 	}
 	return r.Views.Open(m.Off, m.Memory.Size), nil
 }
-
-// MappingHolder is embedded, unexported, by vmm.Mapping.
-type MappingHolder struct {
-	m     *Mapping
-	owner *life.Life
-}
-
-// HoldMapping makes the holder. The life is that of the owner.
-func HoldMapping(m *Mapping, owner *life.Life) MappingHolder { return MappingHolder{m, owner} }
-
-func (h *MappingHolder) mapped() (*Mapping, *life.Life) { return h.m, h.owner }
-
-// MemoryOf returns the memory of a vmm.Mapping, with a count that the caller releases, and
-// keeps the mapping open until drop.
-func MemoryOf(op string, of interface{ mapped() (*Mapping, *life.Life) }) (h *phys.Handle, drop func(), err error) {
-	m, owner := of.mapped()
-	if m == nil {
-		return nil, nil, errs.Invalid(op, "a nil mapping", "make one with Reservation.Map")
-	}
-	if !owner.Acquire() {
-		return nil, nil, errs.ClosedError(op, "mapping")
-	}
-	m.Memory.Retain()
-	return m.Memory, owner.Release, nil
-}

@@ -30,7 +30,7 @@ type entry struct {
 	m        *Mapping
 }
 
-const leafSize = 128
+const leafSize = 64
 
 // place is a position in a table: that of a mapping, or the end.
 type place struct{ leaf, at int }
