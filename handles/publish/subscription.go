@@ -11,17 +11,17 @@ import (
 // follower tells it what happened, passes it what the fence word reads, and does what it
 // returns. It is always in one of six phases:
 //
-//	phase       means                                                           word    State     Next waits for  Err
-//	following   a publisher's views arrive                                      counts  declared  the next view   nil
-//	inheriting  the same, and TakeOver waits for the connection's end           counts  declared  the next view   nil
-//	withdrawn   the publisher announces no more, and finishes what it announced counts  Ended     nothing         why
-//	away        the publisher is gone, and another one may continue             final   Stale     the next view   nil
-//	ended       nothing more is announced                                       final   Ended     nothing         why
-//	adopted     the memory is a publication of this process                     final   Ended     nothing         why
+//	phase       means                                                  word    State     Next, Err  TakeOver
+//	following   a publisher's views arrive                             counts  declared  wait, nil  ends the connection
+//	inheriting  the same, and TakeOver waits for the connection's end  counts  declared  wait, nil  goes on
+//	withdrawn   the publisher announces no more, and finishes the rest counts  Ended     why        ends the connection
+//	away        the publisher is gone, and another one may continue    final   Stale     wait, nil  lets none continue
+//	ended       nothing more is announced                              final   Ended     why        publishes what is last
+//	adopted     the memory is a publication of this process            final   Ended     why        cuda.ErrClosed
 //
 // What leads from one phase to another, and what happens beside it. Where there is no phase
 // the event changes nothing: the follower leaves a publisher whose accept comes too late, and
-// TakeOver returns cuda.ErrClosed where adopt has no phase.
+// TakeOver returns cuda.ErrClosed if the follower closes before it ended.
 //
 //	event     comes when                           following   inheriting  withdrawn  away       ended
 //	withdraw  the last view came, on a connection  withdrawn   withdrawn
@@ -37,6 +37,11 @@ import (
 //	cut off   from now on only what the publisher completed counts, and is shown: the word's
 //	          last value says what that is. The follower ends the waits for the word.
 //	renumber  what is complete stays so, whatever the new publisher's word reads
+//
+// The events of versions (declare, arrive, refuse, takeBack, show) lead to no other phase.
+// Where the word is final, a version that is not complete never will be, and arrive forgets it.
+// A new state is a row of the phases and a column of the events: one of rules, and one of
+// transitions.
 //
 // A publisher that ends before the work of what was shown is done leaves it unfinished:
 //
