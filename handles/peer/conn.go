@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
@@ -371,9 +370,6 @@ func (c *Conn) warn() {
 		c.out.sequence++
 	}
 }
-
-// Released ends once Close has released everything.
-func (c *Conn) Released() cuda.Completion { return c.closer.Completion() }
 
 // Close ends the connection and every call that waits on it. Messages that were sent and
 // not yet received still arrive. Idempotent.

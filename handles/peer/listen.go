@@ -204,9 +204,6 @@ func admit(s *sock.Conn, o Options) (Credentials, error) {
 	return p, err
 }
 
-// Released ends once Close has released everything.
-func (l *Listener) Released() cuda.Completion { return l.closer.Completion() }
-
 // Close ends the listener and waiting calls of Accept. It removes the socket if that is
 // still this listener's. Connections stay open. After an error the socket's name is still
 // there, and Close may be called again to remove it; otherwise Close is idempotent.

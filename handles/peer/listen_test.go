@@ -243,7 +243,6 @@ func TestClosingAListenerAgain(t *testing.T) {
 	require.NoError(t, d.Close())
 	require.NoError(t, l.Close())
 	require.NoFileExists(t, l.Path())
-	require.NoError(t, l.Released().Wait(peertest.Context(t)))
 	require.NoError(t, l.Close())
 }
 

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -224,10 +223,6 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	}
 	return all, err
 }
-
-// Released returns the end of the client's closing. It can be obtained at any time.
-// Each follower has a Released of its own.
-func (k *Client) Released() cuda.Completion { return k.closer.Completion() }
 
 // Close ends the connection. Followers keep what they have mapped, as if the
 // publisher had ended, until each is closed. Idempotent.

@@ -298,9 +298,6 @@ func (s *Server) all() []*Publication {
 	return all
 }
 
-// Released returns the end of the server's closing. It can be obtained at any time.
-func (s *Server) Released() cuda.Completion { return s.closer.Completion() }
-
 // Close withdraws all publications and ends all connections. Before that it waits until
 // the work behind the announcements is done, so that no follower loses what was
 // announced to it, and until the followers are told, each within Options.Timeout.

@@ -205,19 +205,6 @@ func (p *Pool) BeginCapture(s *cuda.Stream, o CaptureOptions) (*Capture, error) 
 	return p.begin(op, id, st, o)
 }
 
-// BeginCaptureID is BeginCapture for a caller that knows the driver's id of the capture
-// and no stream of it. Such a capture cannot have nodes.
-func (p *Pool) BeginCaptureID(id uint64, o CaptureOptions) (*Capture, error) {
-	const op = "pool.BeginCaptureID"
-	if err := p.made(op); err != nil {
-		return nil, err
-	}
-	if id == 0 || o.Nodes {
-		return nil, errs.Invalid(op, fmt.Sprintf("capture %d, nodes: %t", id, o.Nodes), "pass the id that cuStreamGetCaptureInfo returns; nodes need BeginCapture")
-	}
-	return p.begin(op, id, nil, o)
-}
-
 func (p *Pool) begin(op string, id uint64, origin *core.Stream, o CaptureOptions) (*Capture, error) {
 	c := &Capture{pool: p, id: id, origin: origin, o: o, stats: CaptureStats{ID: id}, grown: map[*shard]uint64{}}
 	if err := c.register(op); err != nil {
