@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -12,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/vrange"
@@ -87,7 +87,7 @@ type buffer struct {
 	// reading, so that neither memory nor access is taken between their check and
 	// their submission; a change holds it while it edits a list. No code waits for
 	// anything while it holds mu.
-	mu     sync.RWMutex
+	mu     lock.RWMutex[lock.Buffer]
 	access accessList
 	chunks []chunk
 	// tail holds chunks behind the committed ones that were clipped and wait for

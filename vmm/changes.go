@@ -1,16 +1,17 @@
 package vmm
 
 import (
-	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // changes serializes the changes of a buffer. A change may wait for the GPU, so an
 // operation that must not wait for a change queues a job instead.
 type changes struct {
-	running sync.Mutex
-	waiting atomic.Int32 // the length of jobs
-	mu      sync.Mutex   // guards jobs, a leaf
+	running lock.Mutex[lock.Long]
+	waiting atomic.Int32          // the length of jobs
+	mu      lock.Mutex[lock.Leaf] // guards jobs, a leaf
 	jobs    []func()
 }
 

@@ -2,10 +2,10 @@ package vmm
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // copies tracks the running copies from and to a buffer, by stream, so that
@@ -13,7 +13,7 @@ import (
 // name: they cannot know the streams of copies in other goroutines. Other streams are
 // not fenced, since they may be blocked for any length of time. The lock is a leaf.
 type copies struct {
-	mu sync.Mutex
+	mu lock.Mutex[lock.Leaf]
 	on []copiesOn
 	// watchers counts the operations that are taking memory or access away. While
 	// there are any, streams whose copies have ended stay in the list: the operation's

@@ -3,11 +3,11 @@ package vmm
 import (
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
@@ -15,7 +15,7 @@ import (
 // holds are the publications of a buffer. Its lock is a leaf: operations that never
 // wait take it, and no driver call is made under it.
 type holds struct {
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all []*claim
 	// closing is set while CloseAfter takes the buffer out of use.
 	closing bool

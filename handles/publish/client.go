@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
@@ -25,7 +26,7 @@ type Client struct {
 	closer  life.Closer
 	dialing sync.WaitGroup
 
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	now     *line
 	changed chan struct{} // closed and replaced when there is another line
 	// process serves the socket; nil if it cannot be watched. folder is the socket's.

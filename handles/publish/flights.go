@@ -3,11 +3,11 @@ package publish
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -22,7 +22,7 @@ import (
 // more only while its process has less than a quarter of that half; a client without,
 // while a quarter is left; a process without, as long as any are left.
 type flights struct {
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	all     map[*flight]struct{}
 	changed chan struct{} // closed and replaced when a message arrives
 }

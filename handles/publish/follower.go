@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
@@ -57,18 +58,18 @@ type follower struct {
 	// and mu.
 	attachment
 	about handles.Descriptor // its exporter is the current publisher
-	words sync.RWMutex
+	words lock.RWMutex[lock.Words]
 
 	// The order of streams. stream waits for the word, and is nil if the CPU does; waiting
 	// is held while a wait is submitted to it and marked. begun holds one when a wait with a
 	// limit begins.
 	stream  *cuda.Stream
-	waiting sync.Mutex
+	waiting lock.Mutex[lock.Waiting]
 	begun   chan struct{}
 
-	// What is shown. nexts serializes Next; mu is a leaf.
+	// What is shown. nexts serializes Next.
 	nexts   wait.Slot
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	changed chan struct{} // closed and replaced at every event
 	sub     subscription
 	// taking ends when TakeOver begins: the follower waits for no other publisher any more.

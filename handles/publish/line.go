@@ -7,11 +7,11 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -25,7 +25,7 @@ type line struct {
 	read   chan struct{} // closed when reading has ended
 	closer life.Closer
 
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Leaf]
 	number uint32
 	// requests are those without a reply; the value is nil for one that was given up.
 	requests map[uint32]chan reply

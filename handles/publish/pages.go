@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
@@ -24,7 +25,7 @@ import (
 // all threads meanwhile. So unused pages are collected and unregistered many at a time,
 // and all of them when the server closes.
 type pages struct {
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Leaf]
 	open   map[peer.Credentials]int // pages with an open descriptor, by process
 	opened int                      // in all
 	spent  []*page                  // without users

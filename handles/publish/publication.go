@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -14,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -63,7 +63,7 @@ type Publication struct {
 
 	// mu guards the fields below. The view and its memory are written with changes
 	// held too, so either lock suffices to read them.
-	mu        sync.Mutex
+	mu        lock.Mutex[lock.Publication]
 	view      view
 	mem       share.View // a chunk for each of the view's
 	followers map[*replicator]struct{}

@@ -1,17 +1,17 @@
 package publish
 
 import (
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // rates bounds the rate of requests of each process, with a token bucket for each.
 type rates struct {
 	perSecond, burst int
 
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all map[peer.Credentials]*bucket
 }
 

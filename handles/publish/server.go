@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -35,7 +36,7 @@ type Server struct {
 	// takingOver serializes what TakeOver does after its wait.
 	takingOver wait.Slot
 
-	mu           sync.Mutex
+	mu           lock.Mutex[lock.Leaf]
 	publications map[string]*Publication
 	// taken are the listeners at sockets that were taken over, by path.
 	taken    map[string]*peer.Listener

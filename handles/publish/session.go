@@ -10,6 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -24,14 +25,14 @@ type session struct {
 
 	number int // unique among the server's sessions
 
-	mu          sync.Mutex
+	mu          lock.Mutex[lock.Leaf]
 	followers   map[token]*replicator
 	parting     map[token]struct{} // no longer among the followers, and not told of their end yet
 	joining     int                // not among the followers yet
 	denying     wait.Slot          // one denial at a time is sent, and the others count as joining
 	replicating sync.WaitGroup
 
-	paging sync.Mutex
+	paging lock.Mutex[lock.Long]
 	pages  map[*cuda.Device]*page // with unused words
 }
 

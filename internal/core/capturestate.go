@@ -2,10 +2,10 @@ package core
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // captureState is what is known, without asking the driver, of whether a stream takes
@@ -16,7 +16,7 @@ type captureState struct {
 	// mu is held for writing while a capture of the stream begins, and for
 	// reading over what must not meet that: the query whether the stream is done,
 	// which would end the capture, and submissions that no graph may contain.
-	mu      sync.RWMutex
+	mu      lock.RWMutex[lock.Captures]
 	exposed atomic.Bool
 	last    atomic.Uint64 // the last beginning, 0 once it is known to be over
 }

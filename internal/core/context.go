@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // sentinelBytes is the size of the block whose free waits for a context's work. The
@@ -43,12 +43,12 @@ type Context struct {
 	AddressGranularity atomic.Uint64
 
 	// blockMu is held over the free of the sentinel, which waits.
-	blockMu sync.Mutex
+	blockMu lock.Mutex[lock.Block]
 	block   driver.Ptr
 	// hostBlock is a block that took the sentinel's place and that the driver did not free.
 	hostBlock unsafe.Pointer
 
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	streams map[*Stream]struct{}
 	busy    map[*Stream]struct{}      // those that may have work; see Stream.touch
 	events  []driver.Event            // that are idle

@@ -1,16 +1,16 @@
 package core
 
 import (
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // facts caches what a driver says of its devices, which never changes while it runs, so
 // that hot paths need not ask again.
 type facts struct {
-	mu            sync.RWMutex
+	mu            lock.RWMutex[lock.Leaf]
 	attributes    map[attributeKey]int32
 	granularities map[granularityKey]uint64
 	decided       map[PropertiesKey]decision

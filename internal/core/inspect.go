@@ -2,9 +2,9 @@ package core
 
 import (
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Show lets snapshots of the System show x, which is no object in the list of live
@@ -17,7 +17,7 @@ func (s *System) Shown() []any { return s.shown.list() }
 
 // shown is what snapshots show besides the live objects. Its lock is a leaf.
 type shown struct {
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all []*any
 }
 

@@ -4,13 +4,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Pauses between two tries of the leftovers. A driver that refuses once mostly takes the
@@ -47,7 +47,7 @@ type leftovers struct {
 	count  atomic.Int64
 	rounds atomic.Uint64 // a round tries each leftover once
 
-	mu    sync.Mutex // a leaf
+	mu    lock.Mutex[lock.Leaf]
 	all   []*leftover
 	timer *time.Timer // nil while there is none
 	pause time.Duration

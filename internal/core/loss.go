@@ -3,10 +3,10 @@ package core
 import (
 	"errors"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // A context is lost when an error has destroyed it: nothing of it runs any
@@ -18,7 +18,7 @@ import (
 // loss of its device.
 type losses struct {
 	count   atomic.Int64 // of what was noticed so far
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	devices map[driver.Device]driver.Result
 }
 

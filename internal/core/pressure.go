@@ -2,15 +2,15 @@ package core
 
 import (
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // keepers are the registrations of OnPressure, in their order.
 type keepers struct {
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all []*Keeper
 }
 

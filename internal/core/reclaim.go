@@ -3,11 +3,11 @@ package core
 import (
 	"context"
 	"errors"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Pauses between two looks of the reclaimer's goroutine: short at first, since
@@ -35,10 +35,10 @@ type reclaimer struct {
 	pending atomic.Int64
 	ended   atomic.Uint64 // how many are not pending any more
 
-	polling sync.Mutex // one looks at a time
+	polling lock.Mutex[lock.Long] // one looks at a time
 	backlog backlog
 
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	arrived []*reclaim
 	running bool
 	failed  []error
@@ -138,10 +138,10 @@ func (s *System) Drain(ctx context.Context) error {
 		tried = true
 	}
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	err := errors.Join(append(r.failed, s.leftoverErrors()...)...)
+	failed := r.failed
 	r.failed = nil
-	return err
+	r.mu.Unlock()
+	return errors.Join(append(failed, s.leftoverErrors()...)...)
 }
 
 // drain waits until nothing is pending.

@@ -2,14 +2,15 @@ package core
 
 import (
 	"slices"
-	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // StreamLocals are what other packages keep for a stream, by a key of NewStreamKey.
 // Reading takes no lock.
 type StreamLocals struct {
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all atomic.Pointer[[]any]
 }
 
@@ -38,7 +39,7 @@ func (l *StreamLocals) Set(n int, v any) {
 
 // locals are the keys in use.
 type locals struct {
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Leaf]
 	used []bool
 }
 

@@ -10,13 +10,13 @@ package core
 
 import (
 	"log/slog"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Config is how a System was opened.
@@ -58,7 +58,7 @@ type System struct {
 	// Shared counts what was exported and released.
 	Shared Shared
 
-	mu       sync.Mutex // guards changes of contexts
+	mu       lock.Mutex[lock.Leaf] // guards changes of contexts
 	contexts atomic.Pointer[[]*Context]
 
 	reclaim   reclaimer

@@ -3,10 +3,10 @@ package core
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // unsettled are the streams with work of unknown end: an operation put it there and failed
@@ -15,7 +15,7 @@ import (
 // (AfterUnsettled), until a wait for it succeeds. Waits for devices wait for it in any case.
 type unsettled struct {
 	count atomic.Int64
-	mu    sync.Mutex         // a leaf
+	mu    lock.Mutex[lock.Leaf]
 	from  map[*Stream]uint64 // the number of the first mark that is behind the work
 }
 

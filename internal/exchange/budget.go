@@ -3,11 +3,11 @@ package exchange
 import (
 	"context"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -20,7 +20,7 @@ const Share = 4
 // budget bounds the open descriptors of exported memory, which count against the same
 // limit as this process's files and sockets.
 type budget struct {
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Leaf]
 	used int
 	// kept is the part of used that imported memory keeps.
 	kept  int

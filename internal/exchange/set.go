@@ -2,9 +2,9 @@ package exchange
 
 import (
 	"context"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -12,7 +12,7 @@ import (
 // being sent, since it pins the memory, and one serves all followers that it is sent to at
 // the same time, since exporting is expensive.
 type Set struct {
-	mu  sync.Mutex           // a leaf
+	mu  lock.Mutex[lock.Leaf]
 	all map[uint64]*peer.FD  // of memory that is present, by its identity
 	by  map[*peer.FD]*opened // all that are open, also of memory that was taken since
 }
@@ -119,15 +119,19 @@ func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
 
 // Close closes descriptors that Open, OpenNow or Share returned.
 func (e *Set) Close(fds []*peer.FD) {
+	var unused []*peer.FD
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	for _, f := range fds {
 		x := e.by[f]
 		if x.users--; x.users == 0 {
-			_ = f.Close() // even after an error the number is released
+			unused = append(unused, f)
 			delete(e.by, f)
 			delete(e.all, x.id)
-			Exports.Give(1)
 		}
+	}
+	e.mu.Unlock()
+	for _, f := range unused {
+		_ = f.Close() // even after an error the number is released
+		Exports.Give(1)
 	}
 }

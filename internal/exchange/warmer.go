@@ -3,12 +3,12 @@ package exchange
 import (
 	"errors"
 	"maps"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -21,7 +21,7 @@ import (
 // before that memory is released, so it pins nothing. It does not count
 // against the budget of exports, which is for short-lived descriptors.
 type exportWarmer struct {
-	mu sync.Mutex // a leaf
+	mu lock.Mutex[lock.Leaf]
 	// users are the connections and publications there are.
 	users  int
 	pinned map[place]*phys.Handle

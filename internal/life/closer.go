@@ -2,7 +2,8 @@ package life
 
 import (
 	"errors"
-	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // ErrAgain is what a teardown returns when it would have to wait: the reclaimer calls
@@ -14,7 +15,7 @@ var ErrAgain = errors.New("again")
 type Closer struct {
 	Life
 	completion
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Long]
 	gone bool
 }
 

@@ -3,8 +3,9 @@ package life
 import (
 	"log/slog"
 	"runtime"
-	"sync"
 	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // List is the list of live objects. All methods are safe for concurrent use.
@@ -12,7 +13,7 @@ type List struct {
 	log   *slog.Logger
 	trace bool
 
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Leaf]
 	head   Object
 	counts [kinds]int
 	bytes  [kinds]uint64

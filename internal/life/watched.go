@@ -2,7 +2,8 @@ package life
 
 import (
 	"runtime"
-	"sync"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Watched reports an owner that its user lost. It is a field of the handle that
@@ -19,7 +20,7 @@ type Watched struct {
 
 // young are the handles made since the last collection.
 type young struct {
-	mu    sync.Mutex
+	mu    lock.Mutex[lock.Leaf]
 	head  *Watched
 	alarm bool // collected runs after the next collection
 }

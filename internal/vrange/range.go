@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"math/bits"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -17,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -39,7 +39,7 @@ type Range struct {
 
 	// mu guards the table, and the access of its mappings. It is held during driver calls
 	// on the range, so that two changes of one range do not interleave.
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Range]
 	maps table
 	// stuck holds mappings that are out of use but could not be unmapped or released:
 	// a teardown failed, or an undo. Their addresses are not used again until that

@@ -4,17 +4,17 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Views are the running Host functions that use memory of a range. Its lock is a leaf,
 // and no function is called under it.
 type Views struct {
 	n   atomic.Int32 // the length of all, which saves others the lock
-	mu  sync.Mutex
+	mu  lock.Mutex[lock.Leaf]
 	all []*View
 }
 

@@ -2,8 +2,7 @@ package pool
 
 // # How the pool works
 //
-// Notes for readers of the source; the package document is for users. The order of
-// locks is at Pool in pool.go.
+// Notes for readers of the source; the package document is for users.
 //
 // A pool is cut by stream. Each stream that it serves has a shard (shard.go), found
 // without a map (core.StreamLocals), with its own lock, free lists and blocks. A
@@ -145,6 +144,27 @@ package pool
 //
 // Pool.Check compares lists, trees, counters and the driver's mappings. With the build
 // tag invariants every operation ends with it.
+//
+// # Locks
+//
+// In the order in which they are taken:
+//
+//	misses         shared by misses, which go on side by side; exclusive for one that
+//	               finds no memory, and for Trim, Grant, Close and Check. Let go while a
+//	               miss waits
+//	addresses      over the reservation of address space
+//	pressing       shared, by TryRLock, by callers outside of the pool that lack memory,
+//	               by upkeep and by leftovers; exclusive for Grant, Close and Check. Only
+//	               those wait for it, because a pool that lacks memory holds its own misses
+//	               meanwhile
+//	Capture.calls  shared by the calls that make and free nodes, exclusive for End
+//	region.turn    over the calls that map and unmap in a region
+//	shard.clock    its own lock, held over the calls that record and query its event
+//	mu             regions, spans, lists of shards
+//	shard.mu       a shard's blocks; two are never held at once
+//	offersMu, holding, upkeep.mu, Capture.mu   leaves
+//
+// Only the locks listed before mu are held over driver calls.
 //
 // # Traces
 //

@@ -20,65 +20,46 @@ import (
 // Pool allocates device memory in blocks of any size, and reuses freed blocks in the
 // order of streams. It makes no driver call as long as freed memory serves the requests.
 // All methods are safe for concurrent use. The caller closes it.
-//
-// Locks, in the order in which they are taken:
-//
-//	misses         shared by misses, which go on side by side; exclusive for one that
-//	               finds no memory, and for Trim, Grant, Close and Check. Let go while a
-//	               miss waits
-//	addresses      over the reservation of address space
-//	pressing       shared, by TryRLock, by callers outside of the pool that lack memory,
-//	               by upkeep and by leftovers; exclusive for Grant, Close and Check. Only
-//	               those wait for it, because a pool that lacks memory holds its own misses
-//	               meanwhile
-//	Capture.calls  shared by the calls that make and free nodes, exclusive for End
-//	region.turn    over the calls that map and unmap in a region
-//	shard.clock    its own lock, held over the calls that record and query its event
-//	mu             regions, spans, lists of shards
-//	shard.mu       a shard's blocks; two are never held at once
-//	offersMu, holding, upkeep.mu, Capture.mu   leaves
-//
-// Only the locks listed before mu are held over driver calls.
 type Pool struct {
-	object  core.Object // what the System's list of live objects shows
-	closer  life.Closer
-	dev     *cuda.Device
-	sys     *core.System
-	serial  int
-	home    *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
-	on      []driver.Device
-	prop    driver.AllocationProp
-	access  atomic.Pointer[memspec.Access] // replaced by Grant, which holds misses
-	gran    uint64                         // of the memory, and of dev's address ranges
-	local   int
-	classes classes
-
+	// Set by New.
+	dev                         *cuda.Device
+	sys                         *core.System
+	serial                      int
+	home                        *cuda.Device // whose memory it is, which may be another than dev; nil for host memory
+	on                          []driver.Device
+	prop                        driver.AllocationProp
+	gran                        uint64 // of the memory, and of dev's address ranges
+	local                       int
+	classes                     classes
 	smallMax, midQuantum, chunk uint64
+	wait, decay                 time.Duration
+	o                           Options
+	stats                       *statistics
+	keeper                      *core.Keeper
+	hide                        func() // from snapshots of the System
 
-	wait, decay time.Duration
-	o           Options
+	closer life.Closer
+	upkeep upkeep // which has a lock of its own
 
-	reserved atomic.Uint64 // changed by admit and gave
+	access   atomic.Pointer[memspec.Access] // replaced by Grant, which holds misses
+	reserved atomic.Uint64                  // changed by admit and gave
 	mostHeld atomic.Uint64
-	holding  sync.Mutex // a leaf, over changes of reserved and of the object's size
+	limit    atomic.Uint64
+	history  atomic.Pointer[ring]
+	places   atomic.Pointer[[]place] // regions, and what graphs allocate, by address
 	// passes counts how often more of what was freed became free for all. It only
 	// grows, so no two changes cancel.
-	passes  atomic.Uint64
-	limit   atomic.Uint64
-	stats   *statistics
-	history atomic.Pointer[ring]
+	passes atomic.Uint64
 
 	misses    sync.RWMutex
 	addresses sync.Mutex
-
 	// pressing is held for reading while others have free memory given back, and
 	// for writing by what must not meet that.
 	pressing sync.RWMutex
 
+	// mu guards what follows.
 	mu            sync.Mutex
 	closed        bool
-	offersMu      sync.Mutex             // a leaf
-	offers        []*shard               // that may have something for others
 	pruneAt       int                    // how many shards there are when prune looks at them again
 	nodes         map[driver.Ptr]*extent // what graphs allocate
 	shards        []*shard               // appended to, or replaced, so that all need not copy it
@@ -88,15 +69,18 @@ type Pool struct {
 	deferredBytes uint64
 	leaving       []run     // set apart, to be trimmed once the GPU has passed them
 	missed        time.Time // when a chunk moved last
-	upkeep        upkeep
-	retired       totals // of shards that are gone
+	retired       totals    // of shards that are gone
 	retiredTags   []TagStats
 	captures      map[uint64]*Capture
 	arenas        int
-	keeper        *core.Keeper
-	hide          func() // from snapshots of the System
 
-	places atomic.Pointer[[]place] // regions, and what graphs allocate, by address
+	// offersMu, a leaf, guards offers.
+	offersMu sync.Mutex
+	offers   []*shard // that may have something for others
+
+	// holding, a leaf, is held over changes of reserved and of the object's size.
+	holding sync.Mutex
+	object  core.Object // what the System's list of live objects shows
 }
 
 const (
