@@ -257,14 +257,18 @@ func (f *follower) giveBack(length int, keep uint32) error {
 		// Nothing is unmapped, but the publisher may write the elements behind from now on.
 		return f.besideCaptures(func() error { return f.waitFor(streams) })
 	}
+	return f.besideCaptures(func() error { return f.unmap(keep, streams) })
+}
+
+// unmap unmaps the chunks behind the first keep when the work on the streams is done. It
+// holds lengths, or a Next would wait in the buffer for that work, beyond its context.
+func (f *follower) unmap(keep uint32, streams []*cuda.Stream) error {
+	f.lengths <- struct{}{}
+	defer f.lengths.Give()
 	f.mu.Lock()
 	hold := f.hold
 	f.mu.Unlock()
-	var gone share.View
-	err := f.besideCaptures(func() (err error) {
-		gone, err = share.Shrink(opFollower, hold, sizeOf(f.replica.chunks[:keep]), streams)
-		return err
-	})
+	gone, err := share.Shrink(opFollower, hold, sizeOf(f.replica.chunks[:keep]), streams)
 	if err == nil {
 		err = f.memory.Attach(opFollower, nil) // waits until the chunks are unmapped
 	}

@@ -31,7 +31,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		f.mu.Unlock()
 		switch {
 		case err != nil:
-			f.awaitEnd()
+			f.awaitEnd(ctx)
 			return err
 		case c.generation > 0:
 			done, err := f.show(ctx, op, c, streams)
@@ -99,13 +99,18 @@ func (f *follower) failed() error {
 	return f.sub.err()
 }
 
-// awaitEnd waits until the end of the connection is handled, if it has ended.
-func (f *follower) awaitEnd() {
+// awaitEnd waits until the end of the connection is handled, if it has ended: then the array
+// has the length that is shown.
+func (f *follower) awaitEnd(ctx context.Context) {
 	f.mu.Lock()
 	died, ended := !f.sub.counts(), f.ended
 	f.mu.Unlock()
-	if died {
-		<-ended
+	if !died {
+		return
+	}
+	select {
+	case <-ended:
+	case <-ctx.Done():
 	}
 }
 

@@ -104,8 +104,8 @@ func (c slowToEnd) Send(ctx context.Context, op string, m peer.Message) error {
 	return c.Conn.Send(ctx, op, m)
 }
 
-// Err waits for nothing, although a stream that Quiesce names works on while the connection
-// ends. The array follows later.
+// Err waits for nothing, and Next for its deadline at most, although a stream that Quiesce
+// names works on while the connection ends. The array follows later.
 func TestTheEndWhileAQuiescedStreamWorks(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	v.announce(1 << 20)
@@ -129,26 +129,94 @@ func TestTheEndWhileAQuiescedStreamWorks(t *testing.T) {
 	require.NoError(t, f.Next(ctx, idle))
 	require.NoError(t, v.p.Shrink(1000, newStream(t, v.dev)))
 	require.Eventually(t, func() bool { return f.Len() == 1000 }, peertest.Guard, time.Millisecond, "it waits for the stream")
-	require.NoError(t, f.f.current().close())
-	ended := make(chan error, 1)
+	v.server.mu.Lock()
+	for ss := range v.server.sessions {
+		go func() { _ = ss.conn.Close() }()
+	}
+	v.server.mu.Unlock()
+	ended := make(chan [2]error, 1)
 	go func() {
 		var err error
 		for err == nil {
 			time.Sleep(time.Millisecond)
 			err = f.Err()
 		}
-		ended <- err
+		short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+		defer cancel()
+		ended <- [2]error{err, f.Next(short)}
 	}()
 	select {
-	case err := <-ended:
-		require.ErrorIs(t, err, ErrUnfinished)
+	case errs := <-ended:
+		require.ErrorIs(t, errs[0], ErrUnfinished)
+		require.ErrorIs(t, errs[1], ErrUnfinished)
 	case <-time.After(5 * time.Second):
 		release()
-		require.Fail(t, "Err waits for the stream")
+		require.Fail(t, "Err or Next waits for the stream")
 	}
 	release()
 	finish()
 	require.NoError(t, f.Close())
+}
+
+// Next returns at its deadline although a stream that Quiesce names works on, whether the
+// connection has ended or an announcement is to be shown, and loses nothing.
+func TestNextAtItsDeadlineWhileAQuiescedStreamWorks(t *testing.T) {
+	for what, test := range map[string]struct{ announced, ends bool }{
+		"an announcement":          {announced: true},
+		"the end":                  {ends: true},
+		"an announcement, the end": {announced: true, ends: true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			v := newVictim(t, ServerOptions{}, peer.Options{})
+			v.announce(1 << 20)
+			ctx := peertest.Context(t)
+			own := newStream(t, v.dev)
+			f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{own} }})
+			for f.Len() != v.array.Len() {
+				require.NoError(t, f.Next(ctx))
+			}
+			release := sync.OnceFunc(v.machine.Hold(own.Handle()))
+			defer release()
+			require.NoError(t, own.Memset(f.Array().Ptr(), 0, 4))
+			if test.announced {
+				require.NoError(t, v.p.Announce(ctx, v.array.Len(), nil))
+				require.Eventually(t, func() bool {
+					f.f.mu.Lock()
+					defer f.f.mu.Unlock()
+					return f.f.sub.last().generation > f.f.sub.current().generation
+				}, peertest.Guard, time.Millisecond)
+			}
+			require.NoError(t, v.p.Shrink(1000, newStream(t, v.dev)))
+			require.Eventually(t, func() bool { return f.Len() == 1000 }, peertest.Guard, time.Millisecond, "it waits for the stream")
+			if test.ends {
+				require.NoError(t, f.f.current().close())
+				require.Eventually(t, func() bool { return f.Err() != nil }, peertest.Guard, time.Millisecond)
+			}
+			short, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			defer cancel()
+			next := make(chan error, 1)
+			go func() { next <- f.Next(short) }()
+			select {
+			case err := <-next:
+				require.ErrorIs(t, err, peer.ErrTimeout)
+			case <-time.After(5 * time.Second):
+				release()
+				require.Fail(t, "Next waits for the stream")
+			}
+			release()
+			err := f.Next(ctx)
+			for test.ends && err == nil {
+				err = f.Next(ctx)
+			}
+			if test.ends {
+				require.ErrorIs(t, err, cuda.ErrClosed)
+			} else {
+				require.NoError(t, err)
+			}
+			require.Equal(t, f.Len(), f.Array().Len())
+			require.NoError(t, f.Close())
+		})
+	}
 }
 
 // A stream that Quiesce names may begin a capture before it is asked: the follower gives

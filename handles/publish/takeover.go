@@ -218,7 +218,6 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	case <-ctx.Done():
 		return nil, peererr.Wait(ctx, op, "memory is still being mapped", "try again")
 	}
-	f.awaitEnd()
 	if !f.lengths.Take(ctx, nil) {
 		return nil, peererr.Wait(ctx, op, "the follower's length is being changed", "try again")
 	}
