@@ -61,6 +61,22 @@ func TestAFollowerThatStalledDoesNotComeBack(t *testing.T) {
 	require.ErrorIs(t, f.sub.err(), ErrStalled)
 }
 
+// A follower that ended while another publisher accepted it leaves that again.
+func TestAPublisherThatAcceptsTooLate(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	f := v.second(FollowOptions{})
+	require.NoError(t, f.f.k.conn.Close())
+	<-f.f.over
+	was := f.f.attachment
+	next := newLine(v.dial())
+	require.ErrorIs(t, f.f.attach(next), cuda.ErrClosed)
+	require.Equal(t, was, f.f.attachment)
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond, "the other")
+	require.NoError(t, next.close())
+	require.NoError(t, f.Close())
+	v.served()
+}
+
 // A follower that no longer comes back, because a TakeOver of it failed, has ended.
 func TestAFailedTakeOverEndsTheFollower(t *testing.T) {
 	ctx := peertest.Context(t)
