@@ -53,8 +53,8 @@ class Claims:
     def __init__(self, folder: int, path: str) -> None:
         self._folder, self._path, self._name = folder, path + ".owners", os.path.basename(path) + ".owners"
 
-    def take(self, publication: bytes) -> Optional[Claim]:
-        """Records this process, unless another one lives that took the publication over, and returns the claim that it replaced."""
+    def take(self, publication: bytes, replaced: List[Optional[Claim]]) -> None:
+        """Records this process, unless another one lives that took the publication over. The claim that it replaces is noted first, for ``restore``."""
         claims, mine = self._read(), _by_this_process(publication)
         before = next((c for c in claims if c.publication == publication), None)
         if before is not None:
@@ -67,8 +67,8 @@ class Claims:
             kept = [c for c in kept if c.namespace != mine.namespace or _lives(c, mine)]
         if len(kept) >= _MOST:
             raise TooLargeError(f"{len(kept) + 1} publications of one socket that were taken over", "end some of the processes that took them over")
+        replaced.append(before)
         self._write([*kept, mine])
-        return before
 
     def restore(self, publication: bytes, before: Optional[Claim]) -> None:
         """Takes back a take."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import queue
 import threading
 import time
@@ -101,6 +102,9 @@ class Client(OfProcess):
         self._line = _Line(conn)
         self._why: Optional[Error] = None  # why the last attempt to connect again failed
         self._closing = Gate()
+        #: The socket's folder, once the server's process has ended and a take-over began. It outlives an interrupted one,
+        #: which may have closed the connection, so that it can be repeated.
+        self.folder_left: Optional[File] = None
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
         if undo is not None:
             undo.own(self)
@@ -129,6 +133,12 @@ class Client(OfProcess):
 
     def close(self) -> None:
         """Ends the connection. Followers keep what they have mapped until they are closed, as if the publisher had ended. Idempotent."""
+        self.end()
+        if self.folder_left is not None:
+            self.folder_left.close()
+
+    def end(self) -> None:
+        """Ends the connection, and keeps what a take-over needs."""
         if self._forked:
             self._line.conn.close()
             return
@@ -139,10 +149,21 @@ class Client(OfProcess):
         if threading.current_thread() is not self._reader and self._reader.ident is not None:
             self._reader.join()
 
-    def folder(self) -> Optional[int]:
-        """Returns the descriptor of the socket's folder, which the client holds until it is closed."""
-        folder = self._line.conn.folder
-        return folder.number if folder is not None and folder.live else None
+    def leaves(self, timeout: Optional[float]) -> File:
+        """Waits until the server's process has ended, and returns its socket's folder, which this client has."""
+        self._check_process()
+        if self._closing.is_set() and self.folder_left is not None and self.folder_left.live:
+            return self.folder_left  # a take-over was interrupted
+        self.await_end(timeout)
+        with self._lock:
+            folder = self._line.conn.folder
+            if self._closing.is_set() or folder is None:
+                raise ClosedError("the client is closed")
+            if self.folder_left is not None:
+                self.folder_left.close()
+            self.folder_left = File()
+            self.folder_left.open(os.dup, folder.number)
+            return self.folder_left
 
     def await_end(self, timeout: Optional[float] = None) -> None:
         """Waits until the process of the server has ended, not only its connection. After a reconnect it is the current server's."""

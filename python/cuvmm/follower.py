@@ -818,13 +818,17 @@ class Follower(OfProcess):
     def hand_over(self) -> None:
         """Closes this follower, whose memory has a new owner. Its arrays stay valid."""
         with self._closing_lock:
-            with self._lock:
-                self._phase = Phase.ADOPTED
-                self._wake_locked()
             try:
+                with self._lock:
+                    self._phase = Phase.ADOPTED
+                    self._wake_locked()
                 self._link.close()
             except Error:
                 leave(self._link)
+            except BaseException:
+                if self.adopted:
+                    leave(self._link)
+                raise
 
 
 def _nothing_new() -> WaitTimeout:

@@ -11,7 +11,7 @@ from ctypes import c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _page, _streams, _wire
-from ._claims import Claims
+from ._claims import Claim, Claims
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._driver import Event, Stream
 from ._progress import Progress, Shown
@@ -524,21 +524,27 @@ class Server(OfProcess):
     ends its publications; it still owns their memory.
     """
 
-    def __init__(self, path: str, timeout: float = _conn.TIMEOUT, _folder: Optional[int] = None) -> None:
-        self._before: Optional[Client] = None  # a client of the server that this one has replaced
+    def __init__(self, path: str, timeout: float = _conn.TIMEOUT, _before: Optional[Client] = None, _folder: Optional[File] = None) -> None:
+        self._before = _before  # a client of the server that this one replaces, which it closes
+        self._folder: Optional[File] = None  # of that client's, which has it until this server is there
         self._lock = threading.RLock()
         self._state = State.OPEN
         self._publications: Dict[str, Publication] = {}
         self._retired: List[Publication] = []  # that have ended, with words that may not be written yet
         self._sessions: List[_Session] = []
+        self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
         undo = Undo()
         try:
-            self._listener = _conn.Listener(path, timeout, _folder, undo)
-            self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
+            self._listener = _conn.Listener(path, timeout, _folder.number if _folder is not None else None, undo)
             self._accepting.start()
+            if _before is not None:
+                _before.end()
+                self._folder, _before.folder_left = _folder, None  # nothing that can be interrupted follows
         except BaseException:
             self._state = State.CLOSING
             undo.abandon()
+            if self._accepting.ident is not None:
+                self.close()  # clients may be connected already
             raise
 
     def __enter__(self) -> "Server":
@@ -594,7 +600,8 @@ class Server(OfProcess):
         follower's address, grows with memory of this process, and belongs to the caller. The follower is closed; its
         arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with ``write=True``
         and ``keep_descriptors=True``. It raises SupersededError if the follower missed that another process, which has not
-        ended, took the publication over; once that has ended it can be called again.
+        ended, took the publication over; once that has ended it can be called again. So it can after Ctrl-C, unless
+        :meth:`publications` has the publication.
         """
         self._check_process()
         if self._before is None or not follower.of(self._before):
@@ -602,17 +609,18 @@ class Server(OfProcess):
         h = follower.heritage(self._listener.timeout)
         with self._lock:
             self._check_name(h.name)
-            with self._listener.locked() as folder:
-                before = Claims(folder, self.path).take(h.publication)
+            replaced: List[Optional[Claim]] = []
             try:
+                with self._listener.locked() as folder:
+                    Claims(folder, self.path).take(h.publication, replaced)
                 memory = Shared(h.kind, h.device, h.users)
                 memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
                 p = Publication(self, h.name, memory, writable, h)
                 return self._add(p, follower)
             except BaseException:
-                if not follower.adopted:
+                if replaced and not follower.adopted:
                     with contextlib.suppress(Error), self._listener.locked() as folder:
-                        Claims(folder, self.path).restore(h.publication, before)
+                        Claims(folder, self.path).restore(h.publication, replaced[0])
                 raise
 
     def publications(self) -> List[Publication]:
@@ -666,6 +674,8 @@ class Server(OfProcess):
         """
         if self._forked:
             self._listener.close()
+            if self._folder is not None:
+                self._folder.close()
             return
         if self._state is State.CLOSED:
             return
@@ -696,6 +706,8 @@ class Server(OfProcess):
         retry()
         if failed:
             raise failed[0]
+        if self._folder is not None:
+            self._folder.close()
         self._state = State.CLOSED
 
 
@@ -705,20 +717,14 @@ def take_over(client: Client, timeout: Optional[float] = None) -> Server:
     It waits until the process has ended, not only its connection, since GPU work can outlive the connection. Then it
     serves the socket and closes the client, whose followers keep what they have; pass each of them that continues to
     :meth:`Server.adopt`. Followers in other processes that reconnect keep their memory. It raises SupersededError if
-    another process serves the socket already; the client then stays open. ``timeout`` limits the wait, in seconds.
+    another process serves the socket already; the client then stays open. ``timeout`` limits the wait, in seconds. After
+    Ctrl-C it can be called again.
     """
     if not client.path:
         raise NotSupported("a client whose socket is not known", "make it with connect")
-    client.await_end(timeout)
-    _conn.check_folder(client.folder(), client.path)
+    folder = client.leaves(timeout)
+    _conn.check_folder(folder.number, client.path)
     try:
-        server = Server(client.path, _folder=client.folder())
+        return Server(client.path, _before=client, _folder=folder)
     except PeerError as e:
         raise SupersededError(f"another process serves {client.path!r} already: {e}", "follow that one") from None
-    try:
-        server._before = client
-        client.close()
-        return server
-    except BaseException:
-        server.close()
-        raise

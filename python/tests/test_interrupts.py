@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
+import logging
 import os
+import pathlib
 import sys
 import tempfile
 import threading
@@ -14,10 +17,10 @@ import warnings
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
 
 import cuvmm
-from cuvmm import _conn, _descriptor, _driver, _wire
+from cuvmm import _claims, _conn, _descriptor, _driver, _packet, _wire
 from cuvmm._descriptor import ARRAY, Descriptor, this_process
 from cuvmm._driver import Stream
-from cuvmm._undo import Undo
+from cuvmm._undo import File, Undo
 from cuvmm.errors import Error
 
 from .interrupts import Interrupter, Library, Place
@@ -34,7 +37,7 @@ class World:
         self.path, self.made = os.path.join(folder, "socket"), []  # type: str, List[Any]
         self.memory = cuvmm.empty(100, "uint8", reserve=16 << 20)
         self.server = cuvmm.Server(self.path)
-        self.table = self.server.publish("x", self.memory)
+        self.table = self.server.publish("x", self.memory, writable=True)
         self.table.announce()
         self.client = cuvmm.connect(self.path)
         self.other = self.client.follow("x")
@@ -68,11 +71,12 @@ class World:
 
 
 class Op(NamedTuple):
-    """A call to walk: what precedes it, the call, and whether it ends something, so that it is repeated after an interruption."""
+    """A call to walk: what precedes it, the call, whether it ends something, so that it is repeated after an interruption, and what still works otherwise."""
 
     before: Callable[[World], Any]
     call: Callable[[World], Any]
     ends: bool = False
+    after: Callable[[World], Any] = World.goes_on
 
 
 def nothing(_: World) -> None:
@@ -140,6 +144,102 @@ def talk(w: World) -> None:
     os.close(m.files[0])
 
 
+def channels(w: World) -> None:
+    """Both ends of a connection."""
+    conn, fd = _conn.pair()
+    w.keep(cuvmm.inherit(fd))
+    w.keep(cuvmm.Channel(conn))
+    w.keep(open(os.devnull, "rb"))
+
+
+LONG = bytes(3 * _packet.BODY)
+
+
+def sends(w: World) -> None:
+    w.made[0].send(7, LONG, [w.made[2].fileno()])
+
+
+def arrives(w: World) -> None:
+    """What the call sent arrived as a whole, or not at all; so does the next message, unless the connection has ended."""
+    try:
+        w.made[0].send(8, b"")
+    except cuvmm.GoneError:
+        pass
+    try:
+        m = w.made[1].message(60)
+        if m.kind == 7:
+            os.close(m.files[0])
+            m = w.made[1].message(60)
+        assert m == (8, b"", []), m
+    except (cuvmm.GoneError, cuvmm.RefusedError):
+        pass
+
+
+def collected(w: World) -> None:
+    """A task has the exception that ended it, and that has the task's frames, with what their with statements give back."""
+    gc.collect()
+    w.goes_on()
+    assert not w.other._wakers, "a coroutine that has ended would be woken"
+
+
+async def waits(w: World, generations: bool) -> None:
+    """Waits for an announcement, then for the GPU's word that it is complete, which comes later."""
+    async def first() -> int:
+        async for generation in w.other.generations():
+            return generation
+        raise AssertionError("the publication has ended")
+
+    waiting = asyncio.ensure_future(first() if generations else w.other.next_async(timeout=60))
+    await asyncio.sleep(0.001)
+    with w.table._lock:
+        generation = w.table._spend()
+        w.table._show(w.table._view._replace(generation=generation, ordered=generation))
+    while w.other._pending is None:
+        await asyncio.sleep(0.001)
+    with w.table._lock:
+        w.table._write(generation, [], w.table._followers)
+    assert await waiting == generation
+
+
+def ended(w: World) -> None:
+    """The publisher ends, as if its process had; a follower has what it takes to continue."""
+    w.keep(w.client.follow("x", write=True, keep_descriptors=True))
+    w.made[0].next(timeout=60)
+    w.server.close()
+    process = w.client._line.conn._process
+    assert process is not None
+    process.close()
+    readable, other = os.pipe()
+    os.close(other)
+    w.client._line.conn._process = process = File()
+    process.open(lambda: readable)
+
+
+def taken_over(w: World) -> None:
+    ended(w)
+    w.keep(cuvmm.take_over(w.client, timeout=60))
+
+
+def continues(w: World) -> None:
+    """The follower's publication goes on, with the server and the publication that there are, or others if the calls are repeated."""
+    follower = w.made[0]
+    server = next((m for m in w.made if isinstance(m, cuvmm.Server)), None) or cuvmm.take_over(w.client, timeout=60)
+    w.keep(server)
+    if not follower.adopted:
+        owners = pathlib.Path(w.path + ".owners")
+        assert not owners.exists() or _claims.decode(owners.read_bytes()) == [], "a claim without a publication"
+        server.adopt(follower)
+    publication, = server.publications()
+    with cuvmm.connect(w.path) as client, client.follow("x") as late:
+        late.next(timeout=60)
+        assert len(late) == 100
+        generation = publication.announce()
+        while late.generation < generation:
+            late.next(timeout=60)
+    server.close()
+    publication.memory.close()
+
+
 def lease(w: World) -> None:
     """Memory under the form of a lease, whose offer and files the call maps."""
     memory = cuvmm.empty(100, "uint8")
@@ -181,6 +281,11 @@ OPS: Dict[str, Op] = {
     "Channel.message": Op(received, talk),
     "Imported.close": Op(received, lambda w: w.made[3].close(), True),
     "open_lease": Op(lease, lambda w: w.keep(cuvmm.open_lease(w.made[2], files=w.made[3])[0])),
+    "Channel.send": Op(channels, sends, after=arrives),
+    "next_async": Op(nothing, lambda w: asyncio.run(waits(w, False)), after=collected),
+    "generations": Op(nothing, lambda w: asyncio.run(waits(w, True)), after=collected),
+    "take_over": Op(ended, lambda w: w.keep(cuvmm.take_over(w.client, timeout=60)), after=continues),
+    "adopt": Op(taken_over, lambda w: w.made[1].adopt(w.made[0]), after=continues),
     "Client.close": Op(nothing, lambda w: w.client.close(), True),
 }
 
@@ -198,7 +303,11 @@ class Walks(DriverTest):
     def setUp(self) -> None:
         super().setUp()
         warnings.simplefilter("ignore", ResourceWarning)  # of sockets that an interrupted call lost: the collector closes them
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         self.addCleanup(warnings.resetwarnings)
+        log = logging.getLogger("asyncio")  # which reports the tasks that are interrupted
+        self.addCleanup(log.setLevel, log.level)
+        log.setLevel(logging.CRITICAL + 1)
         d = self.device.driver
         real, d._lib = d._lib, self.library
         self.addCleanup(setattr, d, "_lib", real)
@@ -226,7 +335,7 @@ class Walks(DriverTest):
             gc.collect()
             self.device.synchronize()
             await_that(lambda: not [t for t in threading.enumerate() if t.name.startswith("cuvmm")], f"{what}: threads end")
-            self.assertEqual(os.listdir(folder), [], f"{what}: sockets are left")
+            self.assertEqual(set(os.listdir(folder)) - {"socket.owners"}, set(), f"{what}: sockets are left")
         wrong, self.library.wrong = self.library.wrong, []
         self.assertEqual(wrong, [], f"{what}: freed twice")
         self.assertEqual(self.library.held, held, f"{what}: the driver's")
@@ -244,7 +353,7 @@ class Walks(DriverTest):
             if op.ends:
                 op.call(w)
             else:
-                w.goes_on()
+                op.after(w)
         return i
 
     @unittest.skipIf(sys.version_info < (3, 11), "before Python 3.11 an interruption comes at other places, which no trace function finds")
@@ -275,7 +384,7 @@ class Walks(DriverTest):
                     if op.ends:
                         op.call(w)
                     else:
-                        w.goes_on()
+                        op.after(w)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import sys
 import time
 import unittest
 from array import array as numbers
-from typing import Iterator, Union
+from typing import Iterator, List, Optional, Union
+from unittest import mock
 
 import cuvmm
 from cuvmm._claims import Claim, Claims, _started, decode, encode
@@ -249,6 +250,30 @@ class Rules(DriverTest):
         with self.assertRaises(cuvmm.ClosedError):
             cuvmm.take_over(first)
 
+    def test_a_take_over_that_is_interrupted_when_others_have_connected(self) -> None:
+        """Their connections end with it, so that they find the server that takes over in the end."""
+        publisher = self.heir("publish", self.path())
+        client = cuvmm.connect(self.path())
+        table = client.follow("table", write=True, keep_descriptors=True)
+        table.next(timeout=60)
+        with cuvmm.connect(self.path(), reconnect=True) as other, other.follow("table") as seen:
+            reach(seen, 1000)
+            publisher.kill()
+
+            def interrupted() -> None:
+                await_that(lambda: other.peer is not None and other.peer.pid == os.getpid(), "the other client has connected again")
+                raise KeyboardInterrupt
+
+            with mock.patch.object(client, "end", interrupted), self.assertRaises(KeyboardInterrupt):
+                cuvmm.take_over(client, timeout=60)
+            with cuvmm.take_over(client, timeout=60) as server:
+                published = server.adopt(table)
+                published.memory.resize(2000)
+                published.announce()
+                reach(seen, 2000)
+                published.withdraw()
+        published.memory.close()
+
     def test_claims(self) -> None:
         """The file's form is that of docs/protocol.md, and nothing else is read. A process that ended counts no more."""
         publication = bytes([1, *[0] * 14, 2])
@@ -261,14 +286,16 @@ class Rules(DriverTest):
         socket = self.path()
         with cuvmm.Server(socket), open_folder(os.path.dirname(socket)) as folder:
             claims = Claims(folder, socket)
-            before = claims.take(publication)
-            self.assertIsNone(before)
+            replaced: List[Optional[Claim]] = []
+            claims.take(publication, replaced)
+            self.assertEqual(replaced, [None])
             mine, = claims._read()
-            claims.restore(publication, before)
+            claims.restore(publication, None)
             self.assertEqual(claims._read(), [])
             other, gone = Claim(bytes(16), 1, *mine[2:]), mine._replace(epoch=4, start=mine.start - 1)
             claims._write([gone, other])
-            self.assertEqual(claims.take(publication), gone)
+            claims.take(publication, replaced)
+            self.assertEqual(replaced, [None, gone])
             self.assertEqual(claims._read(), [other, mine._replace(epoch=5)])
             claims.restore(publication, gone)
             self.assertEqual(claims._read(), [other, gone])
@@ -277,17 +304,17 @@ class Rules(DriverTest):
                 assert start is not None
                 claims._write([mine._replace(pid=process.pid, start=start)])
                 with self.assertRaises(cuvmm.SupersededError):
-                    claims.take(publication)
+                    claims.take(publication, [])
                 process.kill()
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # a zombie until the end of the block
-                claims.take(publication)
+                claims.take(publication, [])
             claims._write([mine._replace(namespace=mine.namespace + 1)])
             with self.assertRaises(cuvmm.NotSupported):
-                claims.take(publication)
+                claims.take(publication, [])
             with open(socket + ".owners", "wb") as f:
                 f.write(b"cuvX")
             with self.assertRaisesRegex(cuvmm.ProtocolError, "owners"):
-                claims.take(publication)
+                claims.take(publication, [])
 
     def test_another_folder(self) -> None:
         """Processes agree on who publishes in the folder in which they met."""
