@@ -32,6 +32,8 @@ type Client struct {
 	// process serves the socket; nil if it cannot be watched. folder is the socket's.
 	process *sock.Process
 	folder  *sock.Dir
+	// followers are those that are not closed.
+	followers map[*follower]struct{}
 }
 
 // DialOptions configure [Dial]. The zero value connects once.

@@ -69,8 +69,8 @@ type FollowOptions struct {
 // New memory is mapped as it arrives and shown by Next: Len counts only elements that
 // the streams given to Next are ordered behind.
 //
-// When the publisher ends, or withdraws, a follower keeps what it has mapped,
-// and Next and Err return the reason. No stream hangs: the library in the follower's
+// When the publisher ends, or withdraws, a follower keeps what it has mapped until it is
+// closed ([Client.CloseStale]), and Next and Err return the reason. No stream hangs: the library in the follower's
 // process releases the streams that still wait for the publisher's work. Elements that
 // were announced behind work that was never done are no longer shown, and Err returns
 // [ErrUnfinished]: call it after waiting for the work that used the elements.
@@ -96,7 +96,7 @@ func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, 
 	if err != nil {
 		return nil, f.abandon(err)
 	}
-	f.client = k
+	k.has(f)
 	f.start()
 	return &Follower[T]{f, a}, nil
 }

@@ -393,6 +393,9 @@ func (s *subscription) err() error {
 	return why
 }
 
+// stale reports whether no process publishes the memory at present.
+func (s *subscription) stale() bool { return rules[s.phase].state != 0 && s.phase != phaseAdopted }
+
 // counts reports whether the publisher's word tells what is complete.
 func (s *subscription) counts() bool { return rules[s.phase].counts }
 

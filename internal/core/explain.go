@@ -1,7 +1,11 @@
 package core
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -16,19 +20,58 @@ func (s *System) Waiting() string {
 	return fmt.Sprintf("%d closed objects or callbacks wait for the GPU", n)
 }
 
+// Stale is implemented by what Show was called with and may keep memory of another process
+// that is gone: a follower.
+type Stale interface {
+	// StaleMemory returns the name of what the other process published, and how many bytes of
+	// it on a device are kept; 0 while that process has the memory, too.
+	StaleMemory(on driver.Device) (publication string, bytes uint64)
+}
+
 // Missing returns what could give memory to an allocation on a device that found none, and
 // what to do about it; "" if the System knows of nothing.
 func (s *System) Missing(on driver.Device) (hint string) {
+	var all []string
 	if s.PendingReclaims() > 0 {
-		hint = s.Waiting() + ": call Drain and try again"
+		all = append(all, s.Waiting()+": call Drain and try again")
 	}
 	if n := s.LeftoverBytes(on); n > 0 {
-		if hint != "" {
-			hint += "; "
-		}
-		hint += errs.Bytes(n) + " are left of operations that failed, because the driver did not take them back: see System.Leftovers"
+		all = append(all, errs.Bytes(n)+" are left of operations that failed, because the driver did not take them back: see System.Leftovers")
 	}
-	return hint
+	if stale := s.stale(on); stale != "" {
+		all = append(all, "followers whose publishers are gone keep "+stale+": close them, or call publish.Client.CloseStale")
+	}
+	return strings.Join(all, "; ")
+}
+
+// mostStale is how many publications Missing names.
+const mostStale = 3
+
+// stale lists by publication what Stale objects keep of a device's memory, the most first.
+func (s *System) stale(on driver.Device) string {
+	kept := map[string]uint64{}
+	for _, x := range s.Shown() {
+		if o, ok := x.(Stale); ok {
+			if of, n := o.StaleMemory(on); n > 0 {
+				kept[of] += n
+			}
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(kept), func(a, b string) int {
+		return cmp.Or(cmp.Compare(kept[b], kept[a]), cmp.Compare(a, b))
+	})
+	var all []string
+	for _, name := range names[:min(len(names), mostStale)] {
+		all = append(all, fmt.Sprintf("%s of %q", errs.Bytes(kept[name]), name))
+	}
+	var others uint64
+	for _, name := range names[len(all):] {
+		others += kept[name]
+	}
+	if others > 0 {
+		all = append(all, errs.Bytes(others)+" of others")
+	}
+	return strings.Join(all, ", ")
 }
 
 // Withheld returns what to do if the software driver returns that there is no memory

@@ -99,7 +99,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	case p.home == nil:
 		f.Hint = "free blocks, or host memory that other programs hold"
 	default:
-		f.Hint = "free blocks, or what others hold of the device's memory"
+		f.Hint = cmp.Or(p.sys.Missing(p.on[0]), "free blocks, or what others hold of the device's memory")
 		if !p.sys.HasContext(p.on[0]) { // asking would make one, which takes memory
 			break
 		}
