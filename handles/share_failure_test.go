@@ -129,8 +129,8 @@ func TestReceivedMemoryWhoseSenderGoesIsGivenBack(t *testing.T) {
 // Elements of the sender's size that Go cannot keep outside of its memory are refused once the
 // memory is mapped, which nobody has then.
 func TestMemoryThatNoArrayCanHaveIsGivenBack(t *testing.T) {
-	type theirs struct{ n uint64 }
-	type mine struct{ p *uint64 }
+	type theirs struct{ _ uint64 }
+	type mine struct{ _ *uint64 }
 	near, far := peertest.Pair(t, peer.Options{})
 	from, to := newSide(t, near), newSide(t, far)
 	a, err := vmm.NewArray[theirs](from.d, vmm.BufferOptions{Reserve: 1 << 20, Chunks: vmm.FixedChunks(64 << 10)})

@@ -41,8 +41,8 @@ func TestCloseGivesBackWhatAnOperationLeft(t *testing.T) {
 // Operations that fail when the driver has made something, and what the driver then refuses
 // to take back: the System has it until the driver does.
 func TestWhatAnOperationCannotUndoIsGivenBackLater(t *testing.T) {
-	type theirs struct{ n uint64 }
-	type mine struct{ p *uint64 } // which Go cannot keep outside of its memory
+	type theirs struct{ _ uint64 }
+	type mine struct{ _ *uint64 } // which Go cannot keep outside of its memory
 	devices := sim.Options{Devices: []sim.DeviceOptions{{Granularity: 64 << 10}}}
 	_, publishers := sim.Open(t, devices)
 	server, path := publishing(t, publish.ServerOptions{})

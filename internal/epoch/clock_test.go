@@ -1,7 +1,6 @@
 package epoch_test
 
 import (
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -199,7 +198,7 @@ func TestAWaitThatFailsPassesNothing(t *testing.T) {
 	stamp := w.touch()
 	w.m.Inject(sim.Fault{Call: "cuEventSynchronize", Result: cuda.Code(driver.OutOfMemory)})
 	var failed *cuda.Error
-	require.True(t, errors.As(w.Await("test"), &failed))
+	require.ErrorAs(t, w.Await("test"), &failed)
 	require.False(t, w.Passed(stamp))
 }
 

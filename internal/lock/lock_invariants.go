@@ -94,8 +94,10 @@ func take[R Rank](m any, ordered bool) {
 	runtime.Callers(3, pc)
 	held.Lock()
 	defer held.Unlock()
+	height, nests := rank.rank()
 	for _, e := range held.by[me] {
-		if ordered && (e.rank.rank() > rank.rank() || e.rank.rank() == rank.rank() && !nests(rank)) {
+		above, _ := e.rank.rank()
+		if ordered && (above > height || above == height && !nests) {
 			panic(fmt.Sprintf("lock: %s is taken at %s while the goroutine holds %s, taken at %s: see the order in internal/lock", name(rank), place(pc[0]), name(e.rank), place(e.at)))
 		}
 	}
@@ -119,11 +121,6 @@ func let(m any) {
 	} else {
 		delete(held.by, me)
 	}
-}
-
-func nests(r Rank) bool {
-	n, ok := r.(interface{ nests() bool })
-	return ok && n.nests()
 }
 
 func name(r Rank) string { return reflect.TypeOf(r).Name() }

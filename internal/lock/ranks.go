@@ -6,7 +6,9 @@
 package lock
 
 // Rank is the rank of a lock: one of the types below.
-type Rank interface{ rank() int }
+type Rank interface {
+	rank() (height int, nests bool)
+}
 
 // The ranks, the first to be taken first. ARCHITECTURE.md says what each lock guards, and
 // what it is held over.
@@ -34,16 +36,13 @@ type (
 	Leaf struct{}
 )
 
-func (Long) rank() int        { return 0 }
-func (Words) rank() int       { return 1 }
-func (Waiting) rank() int     { return 2 }
-func (Publication) rank() int { return 3 }
-func (Buffer) rank() int      { return 4 }
-func (Range) rank() int       { return 5 }
-func (Block) rank() int       { return 6 }
-func (Captures) rank() int    { return 7 }
-func (Leaf) rank() int        { return 8 }
-
-// Locks of these ranks follow each other.
-func (Long) nests() bool   { return true }
-func (Buffer) nests() bool { return true }
+// Locks of the ranks that nest follow each other.
+func (Long) rank() (height int, nests bool)        { return 0, true }
+func (Words) rank() (height int, nests bool)       { return 1, false }
+func (Waiting) rank() (height int, nests bool)     { return 2, false }
+func (Publication) rank() (height int, nests bool) { return 3, false }
+func (Buffer) rank() (height int, nests bool)      { return 4, true }
+func (Range) rank() (height int, nests bool)       { return 5, false }
+func (Block) rank() (height int, nests bool)       { return 6, false }
+func (Captures) rank() (height int, nests bool)    { return 7, false }
+func (Leaf) rank() (height int, nests bool)        { return 8, false }
