@@ -31,14 +31,19 @@ def _device(device: Any) -> int:
     return int(torch.cuda.current_device()) if index is None else int(index)
 
 
-def _stats(device: Any) -> Dict[str, int]:
-    """The counts of the device's pool: zeros if there is none yet."""
+def _counts(device: int) -> Dict[str, int]:
+    """The counts of the device's pool since it was made: zeros if there is none yet."""
     s = library.Stats(size=ctypes.sizeof(library.Stats))
-    n = _device(device)
-    pool = library.loaded().cuvmm_torch_pool(n)
+    pool = library.loaded().cuvmm_torch_pool(device)
     if pool != 0:
         library.call("cuvmm_pool_stats", pool, byref(s))
-    counts = {name: int(getattr(s, name)) for name, _ in library.Stats._fields_[1:]}
+    return {name: int(getattr(s, name)) for name, _ in library.Stats._fields_[1:]}
+
+
+def _stats(device: Any) -> Dict[str, int]:
+    """The counts of the device's pool since the last resets."""
+    n = _device(device)
+    counts = _counts(n)
     for name, before in _since.get(n, {}).items():
         counts[name] -= before
     return counts
@@ -109,8 +114,7 @@ def reset_peak_memory_stats(device: Any = None) -> None:
 def reset_accumulated_memory_stats(device: Any = None) -> None:
     """Makes the totals that only grow count from 0 again."""
     n = _device(device)
-    _since.pop(n, None)
-    s = _stats(n)
+    s = _counts(n)
     live = {"requested_total": s["requested"], "allocs": s["blocks"]}  # what is live counts as allocated, so that freed is never below 0
     _since[n] = {name: s[name] - live.get(name, 0) for name in ("allocs", "frees", "requested_total", "refused")}
 

@@ -40,8 +40,8 @@ _SETTERS = {
     "set_release_pool": "cuvmm_torch_release",
     "set_memory_fraction_fn": "cuvmm_torch_memory_fraction",
 }
-_allocator: Any = None
-_pools: List[Any] = []  # PyTorch frees through them until the process ends
+_made: List[Any] = []  # allocators, through which PyTorch frees until the process ends
+_installed: List[None] = []  # one element, which is noted in the step in which PyTorch gets the allocator
 
 
 def use_pool(library: Optional[str] = None, *, patch: bool = False, own_error: bool = False) -> None:
@@ -50,12 +50,16 @@ def use_pool(library: Optional[str] = None, *, patch: bool = False, own_error: b
     ``library`` is the path of libcuvmm.so; by default it is CUVMM_LIBCUVMM, or lies beside this package. ``patch`` puts this
     module's functions in place of those of ``torch.cuda``. With ``own_error``, a request that finds no memory raises
     ``torch.OutOfMemoryError``, by a shim that is compiled once for the installed PyTorch and needs a C++ compiler; without
-    it the error is a ``RuntimeError`` that begins with "CUDA out of memory". A second call does nothing.
+    it the error is a ``RuntimeError`` that begins with "CUDA out of memory". Later calls do nothing but ``patch``.
     """
-    global _allocator
     torch = torch_module()
-    if _allocator is not None:
-        return
+    if not _installed:
+        _install(torch, library, own_error)
+    if patch:
+        _patch()
+
+
+def _install(torch: Any, library: Optional[str], own_error: bool) -> None:
     if torch.cuda.is_initialized():
         raise Error("CUDA is initialised already, and PyTorch's allocator with it",
                     "call use_pool before the first tensor on a GPU, and before functions such as torch.cuda.get_device_properties")
@@ -69,23 +73,20 @@ def use_pool(library: Optional[str] = None, *, patch: bool = False, own_error: b
             getattr(made, setter)(_library.address(function))
         elif setter != "set_memory_fraction_fn":
             raise NotSupported(f"this PyTorch ({torch.__version__}) has no {setter}", "use PyTorch 2.4 or later")
-    c._cuda_changeCurrentAllocator(made)
-    _allocator = made
-    if patch:
-        _patch()
-
+    _made.append(made)
+    _installed.extend(map(c._cuda_changeCurrentAllocator, [made]))
 
 
 def pool(library: Optional[str] = None) -> Any:
     """A ``torch.cuda.MemPool`` beside PyTorch's own cache, whose segments are allocations of one handle each, which other processes can
     map. PyTorch has no MemPool under a custom allocator, so it excludes :func:`use_pool`."""
-    if _allocator is not None:
+    if _installed:
         raise NotSupported("PyTorch has no MemPool in a process whose allocator is the pool", "use pool() in a process without use_pool()")
     torch = torch_module()
     _library.load(_library.find(library))
     c: Any = torch._C
     made = c._cuda_customAllocator(_library.address("cuvmm_torch_segment_alloc"), _library.address("cuvmm_torch_segment_free"))
-    _pools.append(made)
+    _made.append(made)
     return torch.cuda.MemPool(made)
 
 
