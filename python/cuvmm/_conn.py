@@ -75,6 +75,10 @@ def _await(fd: int, event: int, until: Optional[float]) -> bool:
     """Waits until the descriptor is ready; False at the deadline."""
     p = select.poll()
     p.register(fd, event)
+    return _poll(p, until)
+
+
+def _poll(p: "select.poll", until: Optional[float]) -> bool:
     left = None if until is None else max(0.0, until - time.monotonic())
     return bool(p.poll(None if left is None else int(left * 1000) + 1))
 
@@ -98,6 +102,8 @@ class Conn(OfProcess):
         self._closed = False
         self._out = _packet.Outbound()
         self._sent: List[int] = []  # a number for each packet behind the sequence of out
+        self._arrivals = select.poll()  # of the thread that receives
+        self._arrivals.register(s.fileno(), select.POLLIN)
         nonce = os.urandom(16)
         self._in = _packet.Inbound(nonce, may_lose, _most_files() if max_files is None else max_files)
         #: The packets of a message that was not delivered yet, as the system gave them. An owner that may be interrupted
@@ -109,6 +115,9 @@ class Conn(OfProcess):
 
     def _check(self) -> None:
         self._check_process()
+        self._check_open()
+
+    def _check_open(self) -> None:
         if self._failed is not None:
             raise self._failed.again()
         if self._closed:
@@ -160,9 +169,10 @@ class Conn(OfProcess):
     def send(self, kind: int, body: bytes, files: Optional[List[int]] = None) -> None:
         """Sends a message. The descriptors stay the caller's."""
         self._check()
-        self.greet()
+        if not self._in.greeted:
+            self.greet()
         with self._sending:
-            self._check()
+            self._check_open()
             self._out.version, self._out.peer = self._in.version, self._in.peer
             until = _deadline(self.timeout)
             self._out.sequence, self._sent = self._out.sequence + len(self._sent), []
@@ -184,7 +194,10 @@ class Conn(OfProcess):
         pause = 0.001
         while True:
             try:
-                self._sent.extend(map(self._socket.sendmsg, [[packet]], [rights], [socket.MSG_NOSIGNAL]))
+                if rights:
+                    self._sent.extend(map(self._socket.sendmsg, [[packet]], [rights], [socket.MSG_NOSIGNAL]))
+                else:
+                    self._sent.extend(map(self._socket.send, [packet], [socket.MSG_NOSIGNAL]))
                 return
             except (BlockingIOError, InterruptedError):
                 ready = _await(self._socket.fileno(), select.POLLOUT, until)
@@ -222,7 +235,7 @@ class Conn(OfProcess):
             if not self._in.pending():
                 self.undelivered = []
             while True:
-                self._check()
+                self._check_open()
                 owed = not self._in.greeted or self._in.pending()
                 m = self._packet(_sooner(until, _deadline(self.timeout) if owed else None), owed and timeout is None)
                 if m is not None:
@@ -230,7 +243,7 @@ class Conn(OfProcess):
                 if not self._in.pending():  # it was the greeting
                     self.undelivered = []
         finally:
-            if turn == [True]:
+            if turn and turn[0]:
                 self._receiving.release()
 
     def interrupted(self) -> None:
@@ -252,7 +265,7 @@ class Conn(OfProcess):
 
     def _packet(self, until: Optional[float], owed: bool) -> Optional[_packet.Message]:
         while True:
-            if not _await(self._socket.fileno(), select.POLLIN, until):
+            if not _poll(self._arrivals, until):
                 if owed:
                     raise self.fail(WaitTimeout(f"the other process did not finish a greeting or a message within {self.timeout:g} s", "check what blocks it"))
                 raise WaitTimeout("no message arrived", "try again: nothing was lost")
@@ -265,7 +278,7 @@ class Conn(OfProcess):
             except OSError as e:
                 self._check()
                 raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
-        files = _files(ancillary)
+        files = _files(ancillary) if ancillary else []
         self.undelivered[-1] = b"", ancillary, flags, None  # the descriptors alone
         if not data and not files:
             self._check()

@@ -249,7 +249,8 @@ class Channel(OfProcess):
         if left is not None and left <= 0:
             raise WaitTimeout("nothing arrived", "try again: nothing was lost")
         waiting = self._messages
-        if len(waiting) >= _WAITING_MESSAGES or sum(len(m.body) for m in waiting) >= _WAITING_BYTES or sum(len(m.files) for m in waiting) >= _WAITING_FILES:
+        if waiting and (len(waiting) >= _WAITING_MESSAGES or sum(len(m.body) for m in waiting) >= _WAITING_BYTES
+                        or sum(len(m.files) for m in waiting) >= _WAITING_FILES):
             raise TooLargeError(f"{len(waiting)} messages of the peer's program arrived before what this call waits for", "take them with message first")
         m = self._conn.receive(left)
         if m.kind <= 0xFF00:
