@@ -227,13 +227,14 @@ func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want 
 // importOffer imports all chunks.
 func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want Descriptor) (*exchange.Importer, error) {
 	declared := offer.Descriptor
+	if err := exchange.CheckBounds(op, o.MaxBytes, o.MaxChunks, o.Align); err != nil {
+		return nil, err
+	}
 	switch {
 	case core.SystemOf(d) == nil:
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	case declared.Kind == 0:
 		return nil, errZeroOffer(op)
-	case o.MaxBytes < 0 || o.MaxChunks < 0:
-		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
 		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is imported", declared.what(), want.what()),
 			"import what is offered: a buffer, or an array of the same elements")

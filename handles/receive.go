@@ -70,11 +70,11 @@ type importing struct {
 // receive receives one transfer. build makes the buffer of the imported chunks.
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
 	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
-	switch {
-	case core.SystemOf(d) == nil:
+	if core.SystemOf(d) == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
-	case o.MaxBytes < 0 || o.MaxChunks < 0:
-		return nil, peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", o.MaxBytes, o.MaxChunks), "limits are not negative")
+	}
+	if err := exchange.CheckBounds(op, o.MaxBytes, o.MaxChunks, o.Align); err != nil {
+		return nil, err
 	}
 	in, err := connOf(op, c)
 	if err != nil {

@@ -283,7 +283,7 @@ func TestArgumentsOfSharing(t *testing.T) {
 	} {
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}
-	for _, o := range []handles.ImportOptions{{MaxBytes: -1}, {MaxChunks: -1}} {
+	for _, o := range []handles.ImportOptions{{MaxBytes: -1}, {MaxChunks: -1}, {Align: -1}, {Align: 3}} {
 		_, err := handles.ReceiveBuffer(ctx, far, d, o)
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	}

@@ -1,7 +1,6 @@
 package handles
 
 import (
-	"fmt"
 	"slices"
 	"unicode/utf8"
 
@@ -115,7 +114,7 @@ func reasonMessage(kind uint16, t uint32, reason error) peer.Message {
 
 // reasonOf returns the error of a transfer that the peer ended.
 func reasonOf(op string, m peer.Message) error {
-	return peererr.New(op, peer.ErrRefused, fmt.Sprintf("%q", m.Body[transferHeader:]), "the reason is the peer's own words")
+	return peererr.New(op, peer.ErrRefused, peererr.Words(string(m.Body[transferHeader:])), "the reason is the peer's own words")
 }
 
 // lost reports whether the descriptors of a message exceeded this process's limit.

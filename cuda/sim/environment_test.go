@@ -49,7 +49,7 @@ func TestAWrongEnvironmentIsNamed(t *testing.T) {
 		{`{"Device": []}`, "", `unknown field "Device"; write a JSON object with fields of sim.Options: Devices, Visible, Folder`},
 		{`{"Devices": [{"Memori": 1}]}`, "", `unknown field "Memori"; write a JSON object with fields of sim.Options: Devices, Visible, Folder`},
 		{`{"Devices": [{"Memori": 1}]}`, "", "(Devices: sim.DeviceOptions: Name, UUID, Memory, "},
-		{`{"Devices": [{"Memory": 1}]}`, "", "device 0 has 1 bytes of Memory; it must be from 65536 to 1099511627776 (from the environment variable CUVMM_SIM)"},
+		{`{"Devices": [{"Memory": 1}]}`, "", "device 0 has 1 byte of Memory; it must be from 65536 to 1099511627776 (from the environment variable CUVMM_SIM)"},
 		{"", `{"Call": "cuInit"}`, "write a JSON array of objects with fields of sim.Fault: Call, After"},
 		{"{} {}", "", "more after its value"},
 		{"{} x", "", "more after its value"},

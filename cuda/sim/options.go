@@ -155,7 +155,7 @@ func wrong(format string, args ...any) error {
 
 func (o Options) check() error {
 	if o.HostMemory < leastMemory || o.HostMemory > mostMemory {
-		return wrong("Options.HostMemory is %d bytes; it must be from %d to %d", o.HostMemory, leastMemory, mostMemory)
+		return wrong("Options.HostMemory is %s; it must be from %d to %d", errs.Count(o.HostMemory, "byte"), leastMemory, mostMemory)
 	}
 	if r := o.MulticastRecommended; r < 0 || r&(r-1) != 0 || r > maxGranularity {
 		return wrong("Options.MulticastRecommended is %d; it must be a power of two up to %d", r, maxGranularity)
@@ -178,10 +178,10 @@ func (o Options) check() error {
 			return wrong("device %d has Granularity %d; it must be a power of two from %d to %d",
 				i, d.Granularity, minGranularity, maxGranularity)
 		case d.Memory < leastMemory || d.Memory > mostMemory:
-			return wrong("device %d has %d bytes of Memory; it must be from %d to %d",
-				i, d.Memory, leastMemory, mostMemory)
+			return wrong("device %d has %s of Memory; it must be from %d to %d",
+				i, errs.Count(d.Memory, "byte"), leastMemory, mostMemory)
 		case d.ContextMemory < 0 || d.ContextMemory >= d.Memory:
-			return wrong("device %d has %d bytes of ContextMemory; it must be from 0 to less than its Memory, %d", i, d.ContextMemory, d.Memory)
+			return wrong("device %d has %s of ContextMemory; it must be from 0 to less than its Memory, %d", i, errs.Count(d.ContextMemory, "byte"), d.Memory)
 		}
 		if j, ok := seen[d.UUID]; ok {
 			return wrong("devices %d and %d have the same UUID %x; leave it out, or give each its own", j, i, d.UUID)

@@ -118,7 +118,7 @@ func (h *header) append(b []byte) []byte {
 // with it, unless some were lost, and version the agreed version.
 func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err error) {
 	if len(p) < packetHeader {
-		return h, peererr.Violation("a packet of %d bytes, where the header alone has %d", len(p), packetHeader)
+		return h, peererr.Violation("a packet of %s, where the header alone has %d", errs.Count(len(p), "byte"), packetHeader)
 	}
 	r := wire.Decoder{B: p}
 	if magic := r.Raw(len(packetMagic)); string(magic) != packetMagic {
@@ -239,7 +239,7 @@ func (in *inbound) refusal(h header, body []byte) error {
 	if h.to != in.own && h.to != (nonce{}) {
 		return peererr.Violation("a refusal of another connection")
 	}
-	return peererr.New(peererr.OpReceive, ErrRefused, fmt.Sprintf("%q", body[:min(len(body), wire.MaxReason)]), "the reason is the peer's own words")
+	return peererr.New(peererr.OpReceive, ErrRefused, peererr.Words(string(body[:min(len(body), wire.MaxReason)])), "the reason is the peer's own words")
 }
 
 // greeting reads the peer's first packet, and settles the version.

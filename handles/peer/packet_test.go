@@ -93,7 +93,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		want   error
 		says   string
 	}{
-		{"nothing but a byte", []byte{0}, 0, false, ErrProtocol, "a packet of 1 bytes"},
+		{"nothing but a byte", []byte{0}, 0, false, ErrProtocol, "a packet of 1 byte"},
 		{"half a header", rawPacket(h, "")[:40], 1, false, ErrProtocol, "a packet of 40 bytes"},
 		{"garbage", bytes.Repeat([]byte("garbage "), 10), 0, false, ErrProtocol, `begins with "garb"`},
 		{"another version", func() []byte { p := rawPacket(h, "abcd"); p[4] = 9; return p }(), 1, false, ErrProtocol, "version 9"},

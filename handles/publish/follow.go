@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
@@ -157,8 +158,11 @@ func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
 	if core.SystemOf(d) == nil {
 		return 0, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
-	if o.Reserve < 0 || o.Reserve > maxRoom || o.MaxChunks < 0 || o.MaxWait < 0 {
-		return 0, peererr.Invalid(op, fmt.Sprintf("a range of %d bytes, %d chunks and a wait of %v", o.Reserve, o.MaxChunks, o.MaxWait), "give limits of 0 or more, and a range of at most "+errs.Bytes(maxRoom))
+	if o.Reserve < 0 || o.Reserve > maxRoom || o.MaxWait < 0 {
+		return 0, peererr.Invalid(op, fmt.Sprintf("a range of %d bytes and a wait of %v", o.Reserve, o.MaxWait), "give limits of 0 or more, and a range of at most "+errs.Bytes(maxRoom))
+	}
+	if err := exchange.CheckBounds(op, 0, o.MaxChunks, o.Align); err != nil {
+		return 0, err
 	}
 	if o.Reserve == 0 {
 		return 0, nil

@@ -255,13 +255,13 @@ const (
 func reasonOfEnd(m *ended) error {
 	switch {
 	case m.state == Moved:
-		return peererr.Wrap(errMoved, opFollower, ErrWithdrawn, fmt.Sprintf("%q", m.reason), "follow it again: it is published anew at the same socket, or will be")
+		return peererr.Wrap(errMoved, opFollower, ErrWithdrawn, peererr.Words(m.reason), "follow it again: it is published anew at the same socket, or will be")
 	case m.status == statusWithdrawn:
 		return peererr.New(opFollower, ErrWithdrawn, "", "close the follower when its work is done")
 	case m.status == statusLeft:
 		return peererr.Closed(opFollower, "follower")
 	}
-	return peererr.New(opFollower, peer.ErrRefused, fmt.Sprintf("%q", m.reason), "the reason is the publisher's own words")
+	return peererr.New(opFollower, peer.ErrRefused, peererr.Words(m.reason), "the reason is the publisher's own words")
 }
 
 // ask sends a request and waits for its reply.
@@ -412,7 +412,7 @@ func deniedError(op string, d *denied) error {
 	case statusUnknown:
 		hint = "List returns what is published"
 	}
-	return peererr.New(op, kind, fmt.Sprintf("%q", d.reason), hint)
+	return peererr.New(op, kind, peererr.Words(d.reason), hint)
 }
 
 // subscribe asks the server to take a follower in.

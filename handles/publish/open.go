@@ -42,6 +42,9 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if core.SystemOf(d) == nil {
 		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
 	}
+	if err := exchange.CheckBounds(op, o.MaxBytes, o.MaxChunks, o.Align); err != nil {
+		return nil, err
+	}
 	said, r, err := k.subscribe(ctx, op, name, 0, o.ReadOnly, possession{})
 	if err != nil {
 		return nil, err

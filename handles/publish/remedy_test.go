@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/stretchr/testify/require"
@@ -48,4 +49,25 @@ func TestRemediesOfPublishing(t *testing.T) {
 		require.ErrorIs(t, err, peer.ErrGone)
 		require.ErrorContains(t, err, "connects again by itself")
 	})
+}
+
+// Options that can never be are refused before the server is asked, and a reason of the
+// server's is quoted once.
+func TestOptionsAreCheckedFirst(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	ctx := peertest.Context(t)
+	k := NewClient(v.dial())
+	defer func() { require.NoError(t, k.Close()) }()
+	for _, o := range []FollowOptions{{Align: 3}, {Align: -1}, {MaxChunks: -1}, {Reserve: -1}, {MaxWait: -1}} {
+		_, err := Follow[uint32](ctx, k, v.dev, "nothing", o)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	}
+	for _, o := range []handles.ImportOptions{{Align: 3}, {Align: -1}, {MaxChunks: -1}, {MaxBytes: -1}} {
+		_, err := Open[uint32](ctx, k, v.dev, "nothing", o)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	}
+	_, err := Follow[uint32](ctx, k, v.dev, "nothing", FollowOptions{})
+	require.ErrorIs(t, err, ErrUnknown)
+	require.ErrorContains(t, err, `no publication of the name "nothing"`)
+	require.NotContains(t, err.Error(), `\"`)
 }

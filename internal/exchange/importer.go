@@ -3,6 +3,7 @@ package exchange
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -41,6 +42,17 @@ type ImportOptions struct{ ReadOnly, KeepDescriptors bool }
 
 // maxHostBytes bounds imports of host memory by default.
 const maxHostBytes = 1 << 40
+
+// CheckBounds refuses bounds of an import that can never be, before anything is requested.
+func CheckBounds(op string, bytes, chunks, align int) error {
+	switch {
+	case bytes < 0 || chunks < 0:
+		return peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", bytes, chunks), "limits are not negative")
+	case align < 0 || bits.OnesCount(uint(align)) > 1:
+		return peererr.Invalid(op, fmt.Sprintf("an alignment of %d", align), "use a power of two, or 0 for the granularity")
+	}
+	return nil
+}
 
 // NewImporter prepares the import of declared memory for a device. validate checks the sizes
 // of chunks, given the granularity of such memory and the bytes that exist of it. All checks

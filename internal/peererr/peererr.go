@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -38,6 +40,13 @@ func Wrap(cause error, op string, kind error, asked, hint string) error {
 
 // Invalid returns the error of an argument that can never work.
 func Invalid(op, asked, hint string) error { return New(op, cuda.ErrInvalidArgument, asked, hint) }
+
+// Words returns another process's text in quotes, once: what cannot be printed is escaped, and
+// quotes within it are not.
+func Words(said string) string {
+	q := strconv.Quote(said)
+	return `"` + strings.ReplaceAll(q[1:len(q)-1], `\"`, `"`) + `"`
+}
 
 // Closed returns the error of an operation on a closed object.
 func Closed(op, what string) error {
