@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 import time
+import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _conn, _driver, _wire
@@ -102,6 +103,7 @@ class Client(OfProcess):
         self._line = _Line(conn)
         self._why: Optional[Error] = None  # why the last attempt to connect again failed
         self._closing = Gate()
+        self._followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
         #: The socket's folder, once the server's process has ended and a take-over began. It outlives an interrupted one,
         #: which may have closed the connection, so that it can be repeated.
         self.folder_left: Optional[File] = None
@@ -224,10 +226,35 @@ class Client(OfProcess):
         f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors))
         try:
             f.open(timeout)
+            with self._lock:
+                self._followers.add(f)
             return f
         except BaseException:
             f.abandon()
             raise
+
+    def close_stale(self) -> int:
+        """Closes each follower of the client whose publisher is gone or has withdrawn, and returns how many bytes they had mapped.
+
+        The next publisher may need that memory. A follower that would come back (its ``state`` is "stale") is closed, too.
+        It waits for all work of their devices. While arrays or tensors of one are in use it closes the others and raises
+        InUseError; it can be called again.
+        """
+        self._check_process()
+        with self._lock:
+            followers = list(self._followers)
+        closed, why = 0, None
+        for f in followers:
+            n = f.stale_bytes()
+            try:
+                if n:
+                    f.close()
+                    closed += n
+            except Error as e:
+                why = why or e
+        if why is not None:
+            raise why
+        return closed
 
     # For Follower.
 

@@ -785,6 +785,11 @@ class Follower(OfProcess):
             for t in alive:
                 t.join(0.1)
 
+    def stale_bytes(self) -> int:
+        """Returns how many bytes of a publisher that is gone are mapped."""
+        with self._lock:
+            return self._range.mapped if self._phase in (Phase.AWAY, Phase.OVER) else 0
+
     # For Server.adopt.
 
     def of(self, client: "Client") -> bool:

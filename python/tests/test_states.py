@@ -241,6 +241,26 @@ class States(DriverTest):
 
         self.following(do)
 
+    def test_stale_followers_give_their_memory_back(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=100)
+            f.next(timeout=60)
+            client = f._client
+            self.assertEqual(client.close_stale(), 0)
+            have = f._range.mapped
+            p._conn.close()
+            await_that(lambda: f.error is not None or f.state == "stale", "the end")
+            kept = [f.array]
+            with self.assertRaises(cuvmm.InUseError):
+                client.close_stale()
+            kept.clear()
+            self.assertEqual(client.close_stale(), have)
+            self.assertEqual(client.close_stale(), 0)
+            with self.assertRaises(cuvmm.ClosedError):
+                f.next(timeout=60)
+
+        self.following(do)
+
     def test_a_publisher_that_moved(self) -> None:
         def do(p: Publisher, f: cuvmm.Follower) -> None:
             p.view(self.memory, length=100)
