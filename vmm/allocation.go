@@ -54,7 +54,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	sys := core.SystemOf(d)
 	h, r := phys.Create(sys, uint64(size), prop)
 	if r != driver.Success {
-		return nil, createError(op, d, size, uint64(size), prop, r)
+		return nil, createError(op, d, size, uint64(size), 0, prop, r)
 	}
 	return newAllocation(h, p.Granularity), nil
 }
@@ -94,8 +94,8 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 }
 
 // createError returns the error of a creation of size bytes, one of the pieces of all
-// bytes that the caller requested.
-func createError(op string, d *cuda.Device, size int, all uint64, prop driver.AllocationProp, r driver.Result) error {
+// bytes that the caller requested and of which made are there.
+func createError(op string, d *cuda.Device, size int, all, made uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
 	if all > uint64(size) {
@@ -106,11 +106,13 @@ func createError(op string, d *cuda.Device, size int, all uint64, prop driver.Al
 	}
 	f := errs.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {
+		var lack core.Lack
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {
 			f.Asked += fmt.Sprintf(", with %s free of %s", errs.Bytes(free), errs.Bytes(total))
 			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
+			lack = core.Lack{Bytes: all - made, Free: uint64(free), Total: uint64(total)}
 		}
-		if hint := core.SystemOf(d).Missing(core.DeviceOf(prop.Location)); hint != "" {
+		if hint := core.SystemOf(d).Missing(core.DeviceOf(prop.Location), lack); hint != "" {
 			f.Hint = hint
 		}
 	}

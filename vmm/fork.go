@@ -124,7 +124,7 @@ func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handl
 	size := min(b.plan.least(rest, b.gran), limit-(n-rest))
 	h, r := phys.Create(b.res.System(), size, b.prop)
 	if r != driver.Success {
-		return nil, 0, phys.Abandon(op, createError(op, b.dev, int(size), size, b.prop, r), handles...)
+		return nil, 0, phys.Abandon(op, createError(op, b.dev, int(size), size, 0, b.prop, r), handles...)
 	}
 	return append(handles, h), rest, nil
 }

@@ -179,7 +179,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*vrange.Mapping, error
 			h, r = phys.TryCreate(sys, size, b.prop) // Create has freed all that it could
 		}
 		if r != driver.Success {
-			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), b.prop, r)
+			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), end-at, b.prop, r)
 			break
 		}
 		handles = append(handles, h)

@@ -75,6 +75,7 @@ func (r *outcome) fail(err error) {
 type place struct {
 	Folder string // of the software machine; empty: the real driver
 	Dir    string // of the socket
+	Memory int    // of the software machine's device; 0 is its default
 	// Quiet processes cannot be traced, Small ones may open 1,024 files, and
 	// Stranger is an ordinary user.
 	Quiet, Small, Stranger bool
@@ -99,6 +100,11 @@ func newPlace(t testing.TB) place {
 	return place{Folder: filepath.Join(t.TempDir(), "machine"), Dir: filepath.Join(t.TempDir(), "d")}
 }
 
+// machine describes the software machine.
+func (p place) machine() sim.Options {
+	return sim.Options{Folder: p.Folder, Devices: []sim.DeviceOptions{{Memory: p.Memory}}}
+}
+
 // open is the child's device.
 func (p place) open() (*cuda.System, *cuda.Device, error) {
 	var sys *cuda.System
@@ -119,7 +125,7 @@ func (p place) open() (*cuda.System, *cuda.Device, error) {
 		sys, err = cuda.Open(cuda.Options{})
 	} else {
 		var m *sim.Machine
-		if m, err = sim.New(sim.Options{Folder: p.Folder}); err == nil {
+		if m, err = sim.New(p.machine()); err == nil {
 			sys, err = m.OpenOwned(cuda.Options{TraceLeaks: true})
 		}
 	}

@@ -14,7 +14,9 @@ import (
 // as Follower.CloseAfter does: behind the work that is on the streams now, without waiting
 // for it. Such a follower keeps the memory that it has mapped, which the next publisher may
 // need. CloseStale returns how many bytes they had mapped, all of which are free once the
-// GPU has passed the work and no other process has the memory.
+// GPU has passed the work and no other process has the memory. It closes what this client
+// follows: each process that followed the publisher calls it for itself. An allocation of
+// the next publisher that finds too little memory says how much others hold.
 //
 // A follower that would come back (its State is Stale) is closed, too, and does not; one that
 // TakeOver was called for is not closed. If a follower cannot be closed, CloseStale returns the

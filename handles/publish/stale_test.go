@@ -36,7 +36,7 @@ func TestStaleFollowersGiveTheirMemoryBack(t *testing.T) {
 			live, err := k.CloseStale(s)
 			require.NoError(t, err)
 			require.Zero(t, live, "its publisher lives")
-			require.Empty(t, sys.Missing(0))
+			require.Empty(t, sys.Missing(0, core.Lack{}))
 
 			require.NoError(t, v.server.Close())
 			require.Eventually(t, func() bool { return f.State() != Live }, peertest.Guard, time.Millisecond)
@@ -44,7 +44,7 @@ func TestStaleFollowersGiveTheirMemoryBack(t *testing.T) {
 			_, err = vmm.Create(v.dev, v.dev.TotalMemory(), vmm.Properties{})
 			const says = `followers whose publishers are gone keep 2 MiB of "numbers": close them, or call publish.Client.CloseStale`
 			require.ErrorContains(t, err, says)
-			require.Empty(t, sys.Missing(1), "it is on another device")
+			require.Empty(t, sys.Missing(1, core.Lack{}), "it is on another device")
 			p, err := pool.New(v.dev, pool.Options{})
 			require.NoError(t, err)
 			defer func() { require.NoError(t, p.Close()) }()
@@ -69,7 +69,7 @@ func TestStaleFollowersGiveTheirMemoryBack(t *testing.T) {
 			require.Zero(t, n)
 			release()
 			require.NoError(t, f.Released().Wait(ctx))
-			require.NotContains(t, sys.Missing(0), "followers")
+			require.NotContains(t, sys.Missing(0, core.Lack{}), "followers")
 		})
 	}
 }

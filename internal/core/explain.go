@@ -30,7 +30,7 @@ type Stale interface {
 
 // Missing returns what could give memory to an allocation on a device that found none, and
 // what to do about it; "" if the System knows of nothing.
-func (s *System) Missing(on driver.Device) (hint string) {
+func (s *System) Missing(on driver.Device, l Lack) (hint string) {
 	var all []string
 	if s.PendingReclaims() > 0 {
 		all = append(all, s.Waiting()+": call Drain and try again")
@@ -40,6 +40,9 @@ func (s *System) Missing(on driver.Device) (hint string) {
 	}
 	if stale := s.stale(on); stale != "" {
 		all = append(all, "followers whose publishers are gone keep "+stale+": close them, or call publish.Client.CloseStale")
+	}
+	if others := s.others(on, l); others != "" {
+		all = append(all, others)
 	}
 	return strings.Join(all, "; ")
 }

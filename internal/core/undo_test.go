@@ -207,12 +207,12 @@ func TestLeftoversAndMemory(t *testing.T) {
 		return driver.Success
 	}
 	require.Equal(t, driver.OutOfMemory, s.Allocate(1, try))
-	require.Contains(t, s.Missing(1), "2 MiB are left of operations that failed")
-	require.Empty(t, s.Missing(0))
+	require.Contains(t, s.Missing(1, core.Lack{}), "2 MiB are left of operations that failed")
+	require.Empty(t, s.Missing(0, core.Lack{}))
 	tries, refused = 0, false
 	require.Equal(t, driver.Success, s.Allocate(1, try))
 	require.Equal(t, 2, tries)
-	require.Empty(t, s.Missing(1))
+	require.Empty(t, s.Missing(1, core.Lack{}))
 }
 
 // System.Close names what is left as the library's own.

@@ -96,6 +96,10 @@ func TestMemoryThatIsTaken(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, before != away, h.ID() == id, "other memory has another identity")
 				require.Equal(t, 2*mib, stats.Stats().AllocatedBytes)
+				require.EqualValues(t, 2*mib, h.BytesOn(0))
+				require.Zero(t, h.BytesOn(1), "it lies on device 0")
+			} else if after == away {
+				require.Zero(t, h.BytesOn(0), "it was released")
 			}
 			require.Equal(t, driver.Success, h.Release())
 			require.Zero(t, m.Live()[sim.KindAllocation], "%s in state %d", e.name, before)

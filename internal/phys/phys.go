@@ -96,6 +96,14 @@ func (h *Handle) TakeGone() bool { return h.gone.CompareAndSwap(true, false) }
 // Devices is the device that the memory lies on, if it is one.
 func (h *Handle) Devices() []driver.Device { return core.DevicesOf(h.Asked.Location) }
 
+// BytesOn implements core.Occupant.
+func (h *Handle) BytesOn(d driver.Device) uint64 {
+	if h.memory.users.Load() == away || core.DeviceOf(h.Asked.Location) != d {
+		return 0
+	}
+	return h.Size
+}
+
 // Lost returns the result that lost the memory's device, or Success. Such memory
 // can only be given back.
 func (h *Handle) Lost() driver.Result { return h.System().DeviceLost(h.Devices()...) }

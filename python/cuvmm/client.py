@@ -237,6 +237,7 @@ class Client(OfProcess):
         """Closes each follower of the client whose publisher is gone or has withdrawn, and returns how many bytes they had mapped.
 
         The next publisher may need that memory. A follower that would come back (its ``state`` is "stale") is closed, too.
+        It closes what this client follows: each process that followed the publisher calls it for itself.
         It waits for all work of their devices. While arrays or tensors of one are in use it closes the others and raises
         InUseError; it can be called again.
         """

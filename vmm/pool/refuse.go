@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -99,17 +100,19 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	case p.home == nil:
 		f.Hint = "free blocks, or host memory that other programs hold"
 	default:
-		f.Hint = cmp.Or(p.sys.Missing(p.on[0]), "free blocks, or what others hold of the device's memory")
-		if !p.sys.HasContext(p.on[0]) { // asking would make one, which takes memory
-			break
-		}
-		if free, total, err := p.home.MemoryInfo(); err == nil {
-			f.Asked += fmt.Sprintf("; the device has %s free of %s", errs.Bytes(free), errs.Bytes(total))
-			if w.kind == mid && w.size <= uint64(free) && uint64(free) < p.chunk {
-				f.Hint = p.chunkHint("use a smaller Options.Chunk")
+		var lack core.Lack
+		var withheld string
+		if p.sys.HasContext(p.on[0]) { // asking would make one, which takes memory
+			if free, total, err := p.home.MemoryInfo(); err == nil {
+				f.Asked += fmt.Sprintf("; the device has %s free of %s", errs.Bytes(free), errs.Bytes(total))
+				if w.kind == mid && w.size <= uint64(free) && uint64(free) < p.chunk {
+					f.Hint = p.chunkHint("use a smaller Options.Chunk")
+				}
+				withheld = p.sys.Withheld(s.size, free)
+				lack = core.Lack{Bytes: p.lacking(w), Free: uint64(free), Total: uint64(total)}
 			}
-			f.Hint = cmp.Or(p.sys.Withheld(s.size, free), f.Hint)
 		}
+		f.Hint = cmp.Or(withheld, f.Hint, p.sys.Missing(p.on[0], lack), "free blocks, or what others hold of the device's memory")
 	}
 	return errs.New(f)
 }

@@ -1,0 +1,56 @@
+package core
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+)
+
+// Lack is what an allocation that failed asked of a device's memory. The zero value is that
+// of memory elsewhere, and of a device that was not asked how much it has.
+type Lack struct {
+	Bytes uint64 // that it was still to get
+	// Free and Total are the device's, as the driver counts them for all processes.
+	Free, Total uint64
+}
+
+// Occupant is implemented by live objects that are memory.
+type Occupant interface {
+	// BytesOn returns how many bytes of a device's memory it is.
+	BytesOn(driver.Device) uint64
+}
+
+// A context takes some hundred MiB, and the memory that others hold includes contexts of
+// this process, which no one gives back. So much of it is not called missing: mostContexts,
+// or on a small device the share 1/contextShare.
+const (
+	mostContexts = 1 << 30
+	contextShare = 16
+)
+
+// others says how much of a device others hold, if that is what the allocation lacks: it
+// needs more than is free, and would have it if they gave back what they hold beyond what
+// contexts may take. What they hold is what the driver counts as used, less the System's
+// own memory. That is a lower bound: memory that was imported twice counts as two of the
+// System's, and managed memory, which may lie on any device, wholly so.
+func (s *System) others(on driver.Device, l Lack) string {
+	if l.Bytes <= l.Free {
+		return ""
+	}
+	_, managed := s.Live.Count(life.KindManaged)
+	own := uint64(managed)
+	s.Live.Each(func(_ *life.Object, owner life.Owner) {
+		if o, ok := owner.(Occupant); ok {
+			own += o.BytesOn(on)
+		}
+	})
+	contexts := min(mostContexts, l.Total/contextShare)
+	used := l.Total - l.Free
+	if used < own || used-own < l.Bytes-l.Free+contexts {
+		return ""
+	}
+	return fmt.Sprintf("other processes, contexts, graphs and libraries hold at least %s of the device's %s: cuvmm top lists the processes",
+		errs.Bytes(used-own), errs.Bytes(l.Total))
+}
