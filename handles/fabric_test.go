@@ -165,6 +165,8 @@ func TestObjectsByFabric(t *testing.T) {
 	devices, _ := onFabric(t, t.TempDir(), inClique, inClique)
 	from, to, _, _ := loggedPair(t)
 	require.ErrorIs(t, handles.SendBuffer(peertest.Context(t), from, shareable(t, devices[0], vmm.NoHandles, 1, 5)), cuda.ErrNotSupported)
+	_, err := handles.ReceiveBuffer(peertest.Context(t), to, devices[1], handles.ImportOptions{})
+	require.ErrorIs(t, err, peer.ErrRefused)
 
 	a, err := vmm.NewArray[int32](devices[0], vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Handles: vmm.Fabric}})
 	require.NoError(t, err)
@@ -198,9 +200,8 @@ func TestFabricFailures(t *testing.T) {
 				from, to, _, _ := loggedPair(t)
 				b := shareable(t, devices[0], vmm.Fabric, 2, 5)
 				remove := machines[row.at].Inject(sim.Fault{Call: row.call, After: after, Result: code})
-				// A receiver that has not seen an offer before it was withdrawn waits
-				// for the next.
-				group, ctx := errgroup.WithContext(peertest.Context(t))
+				ctx := peertest.Context(t)
+				var group errgroup.Group
 				group.Go(func() error { return handles.SendBuffer(ctx, from, b) })
 				i, err := handles.ReceiveBuffer(ctx, to, devices[1], handles.ImportOptions{})
 				remove()

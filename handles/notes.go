@@ -50,7 +50,8 @@ package handles
 //
 // A transfer (the diagram is in transfers.go) has an offer, chunks in messages of at most
 // 64 descriptors of which four are in flight, and an end that both sides know: mapped,
-// then confirmed; or declined, or withdrawn, with the reason. The sender exports while
+// then confirmed; or declined, or withdrawn, with the reason. A sender that fails before its
+// offer withdraws as well, so that no receiver waits for it. The sender exports while
 // the receiver wakes and checks. The receiver imports as chunks come, maps them in one
 // run, and grants access in one call. Closing a chunk's last descriptor takes the
 // kernel half as long as importing it, so the receiver closes it after the sender

@@ -21,7 +21,9 @@ import (
 // memory may lie on another device, if d can reach that (otherwise
 // cuda.ErrNotSupported). ReceiveBuffer checks what the peer declares, first by itself
 // and then against the memory. If it does not fit, ReceiveBuffer returns an error,
-// which the peer receives too, and keeps nothing. The caller closes the buffer.
+// which the peer receives too, and keeps nothing. If the peer fails, even before it offers
+// memory, ReceiveBuffer returns [peer.ErrRefused] with the reason; of several failures while
+// nothing received, the last. The caller closes the buffer.
 //
 // The buffer has exactly the memory that was shared: it can be clipped and moved, and
 // grows only within that memory. Memory that is received twice is mapped twice, at two
@@ -116,25 +118,25 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 	return nil, err
 }
 
-// nextOffer waits for an offer that is not withdrawn, and takes it.
-func (c conn) nextOffer(ctx context.Context, op string) (t *transfer, err error) {
-	b := c.transfers
-	for {
-		if err := c.Await(ctx, op, func() bool { return b.waiting() }); err != nil {
-			return nil, err
-		}
-		if err := c.Drain(ctx, op); err != nil {
-			return nil, err
-		}
-		b.mu.Lock()
-		if t = b.offeredLocked(); t != nil {
-			t.taken = true
-		}
-		b.mu.Unlock()
-		if t != nil {
-			return t, nil
-		}
+// nextOffer waits for an offer, and takes it. If it was withdrawn nextOffer returns the reason,
+// even if the connection has ended since.
+func (c conn) nextOffer(ctx context.Context, op string) (*transfer, error) {
+	err := c.Await(ctx, op, c.waiting)
+	if err == nil {
+		err = c.Drain(ctx, op)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if m := c.in.refused; m != nil {
+		c.in.refused = nil
+		return nil, reasonOf(op, *m)
+	}
+	if err != nil {
+		return nil, err
+	}
+	t := c.offeredLocked()
+	t.taken = true
+	return t, nil
 }
 
 // accept checks, imports and maps the offered memory.

@@ -31,7 +31,8 @@ import (
 // for example.
 //
 // After an error the peer does not keep the memory, unless the connection ended
-// just then. Memory that was created without a handle type cannot be shared
+// just then. The call that receives returns the error's text, too, even if the memory
+// could not be offered. Memory that was created without a handle type cannot be shared
 // (cuda.ErrNotSupported): see vmm.Properties.Handles. Memory travels by descriptor if it
 // has that handle type, otherwise by fabric handle.
 func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
@@ -55,18 +56,23 @@ func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error 
 
 // sendMemory sends a buffer's memory in use. element is the size of an element in bytes.
 func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
-	in := share.Of(b)
-	if in == nil {
+	from := share.Of(b)
+	if from == nil {
 		return peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
-	used := in.Used()
-	v, err := in.View(op, used)
+	in, err := connOf(op, c)
 	if err != nil {
 		return err
 	}
+	defer in.Release()
+	used := from.Used()
+	v, err := from.View(op, used)
+	if err != nil {
+		return in.refuse(ctx, op, err)
+	}
 	d.Length = int(used / element)
-	about := in.About()
-	err = sendView(ctx, op, c, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
+	about := from.About()
+	err = in.sendView(ctx, op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
 	return released(err, v)
 }
 
@@ -80,7 +86,7 @@ func released(err error, v share.View) error {
 	return nil
 }
 
-func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {
+func (c conn) sendView(ctx context.Context, op string, d Descriptor, on *core.System, asked driver.AllocationProp, imported bool, v share.View) error {
 	handles := make([]*phys.Handle, len(v.Chunks))
 	for i, ch := range v.Chunks {
 		handles[i] = ch.Handle
@@ -89,46 +95,68 @@ func sendView(ctx context.Context, op string, c *peer.Conn, d Descriptor, on *co
 	for _, h := range handles {
 		size += h.Size
 	}
-	if err := phys.Exportable(op, driver.HandlePosixFD|driver.HandleFabric, asked, imported, size); err != nil {
-		return err
+	err := phys.Exportable(op, driver.HandlePosixFD|driver.HandleFabric, asked, imported, size)
+	if err == nil {
+		err = describe(op, &d, on, asked, handles)
 	}
-	if err := describe(op, &d, on, asked, handles); err != nil {
-		return err
+	if err == nil {
+		err = c.turn(ctx, op, c.offering)
 	}
-	in, err := connOf(op, c)
 	if err != nil {
-		return err
+		return c.refuse(ctx, op, err)
 	}
-	defer in.Release()
-	if err := in.turn(ctx, op, in.offering); err != nil {
-		return err
+	defer c.offering.Give()
+	return c.offer(ctx, op, &d, handles)
+}
+
+// refuse tells the peer why nothing is offered, and returns the reason: the receiver that
+// waits, or else the next one, returns it. A sender whose context ends while another one has
+// the connection says nothing.
+func (c conn) refuse(ctx context.Context, op string, reason error) error {
+	if !c.offering.Try() && c.turn(ctx, op, c.offering) != nil {
+		return reason
 	}
-	defer in.offering.Give()
-	return in.offer(ctx, op, &d, handles)
+	defer c.offering.Give()
+	t := c.begin()
+	defer c.end()
+	return c.withdrawUnoffered(ctx, op, t, reason)
+}
+
+// withdrawUnoffered withdraws a transfer that was not offered, and returns the reason.
+func (c conn) withdrawUnoffered(ctx context.Context, op string, t uint32, reason error) error {
+	if err := c.tell(ctx, op, reasonMessage(wire.Withdrawn, t, reason)); err != nil {
+		c.mu.Lock()
+		c.out.begun-- // the peer never heard of it
+		c.mu.Unlock()
+	}
+	return reason
+}
+
+// begin spends the number of the next transfer. The caller has the slot offering.
+func (c conn) begin() uint32 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.begun++
+	return c.out.begun
+}
+
+// end has later replies to the transfer dropped.
+func (c conn) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.out.ended, c.out.replies = c.out.begun, nil
 }
 
 // offer runs a transfer as its sender. The caller has the slot offering.
 func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phys.Handle) error {
-	b := c.transfers
-	b.mu.Lock()
-	b.out.begun++
-	t := b.out.begun
-	b.mu.Unlock()
-	defer func() {
-		b.mu.Lock()
-		b.out.ended, b.out.replies = t, nil
-		b.mu.Unlock()
-	}()
+	t := c.begin()
+	defer c.end()
 	m, err := offerMessage(t, d)
 	if err == nil {
 		err = c.Send(ctx, op, m)
 	}
 	if err != nil {
-		b.mu.Lock()
-		b.out.begun-- // the peer never heard of it
-		t = b.out.ended
-		b.mu.Unlock()
-		return err
+		return c.withdrawUnoffered(ctx, op, t, err)
 	}
 	// under are the counts of chunks that the peer has yet to acknowledge.
 	sent, under, done := 0, []int(nil), false

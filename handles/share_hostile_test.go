@@ -299,6 +299,13 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 			m.Body = append(m.Body, "\xff"...)
 			h.send(m)
 		},
+		"a withdrawal with a gap": func(h *hostile) {
+			h.send(reasonMessage(wire.Withdrawn, 2, errors.New("no")))
+		},
+		"a withdrawal of the next transfer before the end of the one before": func(h *hostile) {
+			h.offer(h.honest, h.memory(1))
+			h.send(reasonMessage(wire.Withdrawn, 2, errors.New("no")))
+		},
 		"a reply": func(h *hostile) {
 			h.send(transferMessage(wire.Mapped, 1))
 		},

@@ -325,9 +325,13 @@ func TestNoReceiverTakesTheOffer(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	require.ErrorIs(t, handles.SendBuffer(ctx, near, b), context.Canceled)
-	// A withdrawn offer is not received, and the connection goes on.
+	// A withdrawn offer is not received: the receiver that comes returns the last reason, and
+	// the connection goes on.
 	peertest.SetTimeout(near, peertest.Guard)
 	peertest.SetTimeout(far, peertest.Guard)
+	_, err = handles.ReceiveBuffer(peertest.Context(t), far, d, handles.ImportOptions{})
+	require.ErrorIs(t, err, peer.ErrRefused)
+	require.ErrorContains(t, err, context.Canceled.Error())
 	other := filled(t, d, mib, 2)
 	i := passBuffer(t, near, far, other, d, handles.ImportOptions{})
 	require.Equal(t, pattern(mib, 2), read(t, i))

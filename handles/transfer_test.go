@@ -120,6 +120,7 @@ func TestTransfersInTurn(t *testing.T) {
 	require.NoError(t, b.put(part(1, 1)), "of a transfer that ended: dropped")
 	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 2, errors.New("no"))))
 	require.Nil(t, b.offeredLocked(), "no caller saw it")
+	require.Equal(t, reasonMessage(wire.Withdrawn, 2, errors.New("no")), *b.in.refused)
 	require.Equal(t, before, peer.OpenFDs())
 
 	require.NoError(t, b.put(offer(3)))
@@ -143,6 +144,8 @@ func TestTransfersOutOfTurn(t *testing.T) {
 		{"an offer again", someOffer(t, 1), "which has not ended"},
 		{"an offer with a gap", someOffer(t, 9), "which has not ended"},
 		{"a part of none", peer.Message{Kind: wire.Chunks, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
+		{"a withdrawal behind one that runs", reasonMessage(wire.Withdrawn, 2, errors.New("no")), "was not offered"},
+		{"a withdrawal with a gap", reasonMessage(wire.Withdrawn, 9, errors.New("no")), "was not offered"},
 		{"a confirmation of none", transferMessage(wire.Confirmed, 2), "was not offered"},
 		{"a confirmation too early", transferMessage(wire.Confirmed, 1), "before it was mapped"},
 		{"a reply to none", transferMessage(wire.Mapped, 1), "a reply to transfer 1"},

@@ -32,7 +32,9 @@ import (
 // otherwise in fabric as fabric handles.
 //
 // Until then either side can end the transfer with a reason: the sender by withdrawn, the
-// receiver by declined. So neither side keeps memory whose transfer failed for the
+// receiver by declined. A sender that fails before its offer sends withdrawn with the next
+// number. A reason that comes before a receiver has taken the offer waits for the next
+// receiver, ahead of a later offer; a later reason replaces it. So neither side keeps memory whose transfer failed for the
 // other, unless the connection ends in between. Messages of an ended transfer that are
 // still in flight are dropped on arrival, and the connection goes on.
 
@@ -113,7 +115,10 @@ type incoming struct {
 	offered uint32
 	// open are the transfers that have not ended: at most one that waits for a caller,
 	// and at most one that a caller receives.
-	open    []*transfer
+	open []*transfer
+	// refused is the last transfer that was withdrawn before a caller received it, until
+	// a caller learns the reason. It is older than the transfer of open that waits.
+	refused *peer.Message
 	spinner wait.Spinner // belongs to the goroutine that has the slot taking
 }
 
@@ -147,13 +152,18 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 	defer b.unlock()
 	switch m.Kind {
 	case wire.Offer:
-		if n := len(b.in.open); t != b.in.offered+1 || n > 0 && !b.in.open[n-1].last {
+		if !b.nextLocked(t) {
 			return false, peererr.Violation("offer %d behind %d, which has not ended", t, b.in.offered)
 		}
 		b.in.offered = t
 		b.in.open = append(b.in.open, &transfer{number: t, offer: m})
 		return true, nil
 	case wire.Chunks, wire.Fabric, wire.Withdrawn, wire.Confirmed:
+		if m.Kind == wire.Withdrawn && b.nextLocked(t) {
+			b.in.offered = t
+			b.refuseLocked(m)
+			return true, nil
+		}
 		if t > b.in.offered {
 			return false, peererr.Violation("part of transfer %d, which was not offered", t)
 		}
@@ -177,6 +187,16 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 	}
 }
 
+// nextLocked reports whether t is the number of the peer's next transfer, and the one before has ended.
+func (b *transfers) nextLocked(t uint32) bool {
+	n := len(b.in.open)
+	return t == b.in.offered+1 && (n == 0 || b.in.open[n-1].last)
+}
+
+// refuseLocked keeps the reason of a transfer that no caller has received. It replaces an older
+// one, so a peer that withdraws without end takes no memory.
+func (b *transfers) refuseLocked(withdrawn peer.Message) { b.in.refused = &withdrawn }
+
 // part takes a part of an open transfer.
 func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	switch {
@@ -185,8 +205,9 @@ func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	case m.Kind == wire.Confirmed && !tr.mapped:
 		return false, peererr.Violation("transfer %d confirmed before it was mapped", tr.number)
 	case m.Kind == wire.Withdrawn && !tr.taken:
-		b.endLocked(tr) // no caller has received it yet
-		return false, nil
+		b.endLocked(tr)
+		b.refuseLocked(m)
+		return true, nil
 	case len(tr.parts) > chunkWindow:
 		return false, peererr.Violation("more than %d parts of a transfer in flight", chunkWindow)
 	}
@@ -203,11 +224,11 @@ func (b *transfers) endLocked(tr *transfer) {
 	b.in.open = slices.DeleteFunc(b.in.open, func(o *transfer) bool { return o == tr })
 }
 
-// waiting reports whether a transfer waits for a caller.
+// waiting reports whether a transfer, or the reason of one that was withdrawn, waits for a caller.
 func (b *transfers) waiting() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.offeredLocked() != nil
+	return b.in.refused != nil || b.offeredLocked() != nil
 }
 
 // offeredLocked returns the transfer that waits for a caller, or nil.

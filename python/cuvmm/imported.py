@@ -13,7 +13,7 @@ from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._process import OfProcess, State
 from ._undo import Passing, Undo
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import ClosedError, Error, FilesError, GoneError, MismatchError, ProtocolError, TooLargeError, WaitTimeout, quoted
+from .errors import ClosedError, Error, FilesError, MismatchError, ProtocolError, RefusedError, TooLargeError, WaitTimeout, quoted
 
 
 _MAY_LOSE = (_wire.KINDS["chunks"],)
@@ -105,6 +105,7 @@ class Channel(OfProcess):
         self._lock = threading.Lock()
         self._messages: Tuple[Message, ...] = ()
         self._offer: Optional[Dict[str, object]] = None  # until its transfer has ended
+        self._refused: Optional[str] = None  # why the last transfer was withdrawn that no call received
         self._last = 0  # transfer
         self._current: Optional[int] = None
 
@@ -158,7 +159,8 @@ class Channel(OfProcess):
 
         It checks what the peer declares, first by itself and then against the memory. An error is sent to the peer, too.
         ``max_bytes`` limits the size (0: the device's memory); ``timeout``, in seconds, the wait for an offer. After Ctrl-C
-        the peer's transfer has failed; the connection has ended as well if a message of the peer was lost.
+        the peer's transfer has failed; the connection has ended as well if a message of the peer was lost. If the peer fails,
+        even before it offers memory, RefusedError has its reason; of several failures while no call received, the last.
         """
         self._check_process()
         dev = _driver.device(device)
@@ -166,8 +168,12 @@ class Channel(OfProcess):
         try:
             with self._lock:
                 until = None if timeout is None else time.monotonic() + timeout
-                while self._offer is None:
+                while self._offer is None and self._refused is None:
                     self._step(until)
+                if self._refused is not None:  # it is older than an offer
+                    reason, self._refused = self._refused, None
+                    raise RefusedError(quoted(reason), "the reason is the peer's own words")
+                assert self._offer is not None
                 self._receive(got, self._offer, dev, max_bytes)
             return got
         except BaseException as e:
@@ -185,7 +191,7 @@ class Channel(OfProcess):
             self._send("mapped", transfer=number)
             self._await("confirmed", number)
         except _Withdrawn as e:
-            raise GoneError(f"the peer withdrew its offer: {quoted(e.reason)}") from None
+            raise RefusedError(f"the peer withdrew its offer: {quoted(e.reason)}", "the reason is the peer's own words") from None
         except BaseException as e:
             try:
                 got.abandon()
@@ -260,23 +266,29 @@ class Channel(OfProcess):
             return None
         try:
             said, fields = _wire.read(m, "receiver")
+            number = fields.get("transfer", 0)  # soon has none
+            assert isinstance(number, int)
             if said == "offer":
-                if fields["transfer"] != self._last + 1 or self._offer is not None:
-                    raise ProtocolError(f"an offer of transfer {fields['transfer']}, and {self._last + 1} is the next once the one before has ended")
+                if number != self._last + 1 or self._offer is not None:
+                    raise ProtocolError(f"an offer of transfer {number}, and {self._last + 1} is the next once the one before has ended")
                 self._offer, self._last = fields, self._last + 1
                 self._conn.undelivered = []
                 return None
+            if said == "withdrawn" and number == self._last + 1 and self._offer is None:
+                self._refused, self._last = str(fields["reason"]), self._last + 1  # it failed before its offer
+            elif number > self._last:
+                raise ProtocolError(f"{said} of transfer {number}, which was not offered")
         except Error as e:
             self._conn.discard()
             raise self._conn.fail(e) from None
         if said == "soon":
             self._conn.discard()
             return None
-        if fields["transfer"] == self._current:
+        if number == self._current:
             return said, m, fields
         self._conn.discard()  # of a transfer that has ended
-        if said == "withdrawn" and self._offer is not None and self._offer["transfer"] == fields["transfer"]:
-            self._offer = None
+        if said == "withdrawn" and self._offer is not None and self._offer["transfer"] == number:
+            self._offer, self._refused = None, str(fields["reason"])
         return None
 
 

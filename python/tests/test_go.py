@@ -88,6 +88,18 @@ class BesideGo(GoTest):
         self.check(memory.array, 3_000_000)  # it stays when its maker is gone
         memory.close()
 
+    def test_a_sender_that_fails_before_its_offer(self) -> None:
+        go = self.peer()
+        go.start("fail", self.path(), 1000)
+        self.assertEqual(go.read(), "listening")
+        with cuvmm.dial(self.path()) as channel:
+            with self.assertRaisesRegex(cuvmm.RefusedError, "closed"):
+                channel.receive(timeout=60)
+            with channel.receive(timeout=60) as memory:
+                self.check(memory.array, 1000)
+            self.assertEqual(go.read(), "done")
+        self.assertEqual(go.end(), 0)
+
     def test_memory_that_is_refused(self) -> None:
         go = self.peer()
         go.start("send", self.path(), 1000)

@@ -192,6 +192,48 @@ class Servers(DriverTest):
                 channel.message(timeout=30)
         hostile.close()
 
+    def test_withdrawals_before_an_offer(self) -> None:
+        (withdrawn,) = (bytes.fromhex(m["body"]) for m in vectors("protocol.json")["messages"] if m["message"] == "withdrawn")
+        (offer,) = (bytes.fromhex(m["body"]) for m in vectors("protocol.json")["messages"] if m["message"] == "offer")
+
+        def then(c: _conn.Conn, _: _Hostile) -> None:
+            c.send(0xFF03, withdrawn)
+            c.send(7, b"sent")
+            for n in range(2, 1000, 2):  # a flood: the last one is kept
+                c.send(0xFF01, n.to_bytes(4, "little") + offer[4:])
+                c.send(0xFF03, n.to_bytes(4, "little") + b"withdrawn")
+                c.send(0xFF03, (n + 1).to_bytes(4, "little") + f"reason {n + 1}".encode())
+            c.send(0xFF01, (1002).to_bytes(4, "little") + offer[4:])
+            c.send(7, b"flooded")
+
+        hostile = _Hostile(self.path(), then)
+        with cuvmm.dial(self.path()) as channel:
+            with self.assertRaisesRegex(RefusedError, "changed my mind"):
+                channel.receive(timeout=30)
+            self.assertEqual(channel.message(timeout=30).body, b"sent")
+            with self.assertRaises(ProtocolError):  # 1001 has not come
+                channel.message(timeout=30)
+            with self.assertRaisesRegex(RefusedError, "reason 999"):
+                channel.receive(timeout=30)
+        hostile.close()
+
+    def test_withdrawals_that_no_sender_makes(self) -> None:
+        (offer,) = (bytes.fromhex(m["body"]) for m in vectors("protocol.json")["messages"] if m["message"] == "offer")
+        second = (0xFF03, (2).to_bytes(4, "little") + b"no")
+        wrong: Dict[str, List[Tuple[int, bytes]]] = {"a gap": [second], "behind an offer": [(0xFF01, offer), second]}
+        for what, sent in wrong.items():
+            with self.subTest(what):
+                def then(c: _conn.Conn, _: _Hostile, sent: List[Tuple[int, bytes]] = sent) -> None:
+                    for kind, body in sent:
+                        c.send(kind, body)
+
+                path = self.path(str(len(sent)))
+                hostile = _Hostile(path, then)
+                with cuvmm.dial(path) as channel:
+                    with self.assertRaises(ProtocolError):
+                        channel.message(timeout=30)
+                hostile.close()
+
     def test_a_program_that_talks_while_memory_is_awaited(self) -> None:
         def then(c: _conn.Conn, _: _Hostile) -> None:
             with open(os.devnull, "rb") as f:

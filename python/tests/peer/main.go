@@ -14,6 +14,7 @@
 //	end                        gives the socket back, and keeps the memory
 //	write SOCKET NAME VALUE    follows for writing, and sets the first element
 //	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
+//	fail SOCKET LENGTH         the same, after it failed to send a closed array
 //	lease LENGTH               leases an array by fabric handles, and prints the offer
 package main
 
@@ -124,7 +125,9 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 	case "write":
 		return "done", p.write(ctx, name, arg(2), uint32(n))
 	case "send":
-		return "done", p.send(ctx, name, n)
+		return "done", p.send(ctx, name, n, nil)
+	case "fail":
+		return "done", p.send(ctx, name, n, p.failToSend)
 	case "lease":
 		return p.lease(n)
 	}
@@ -283,7 +286,23 @@ func (p *program) following(ctx context.Context, socket, name string, readOnly b
 	return errors.Join(do(f), f.Close(), k.Close())
 }
 
-func (p *program) send(ctx context.Context, socket string, length int) error {
+// failToSend sends an array that is closed.
+func (p *program) failToSend(ctx context.Context, c *peer.Conn) error {
+	a, err := p.array(1)
+	if err != nil {
+		return err
+	}
+	if err := a.Close(); err != nil {
+		return err
+	}
+	if err := handles.SendArray(ctx, c, a); !errors.Is(err, cuda.ErrClosed) {
+		return fmt.Errorf("a closed array: %w", err)
+	}
+	return nil
+}
+
+// send sends an array to the process that connects, after what comes first.
+func (p *program) send(ctx context.Context, socket string, length int, first func(context.Context, *peer.Conn) error) error {
 	l, err := peer.Listen(filepath.Dir(socket), filepath.Base(socket), peer.Options{})
 	if err != nil {
 		return err
@@ -292,6 +311,11 @@ func (p *program) send(ctx context.Context, socket string, length int) error {
 	c, err := l.Accept(ctx)
 	if err != nil {
 		return errors.Join(err, l.Close())
+	}
+	if first != nil {
+		if err := first(ctx, c); err != nil {
+			return errors.Join(err, c.Close(), l.Close())
+		}
 	}
 	a, err := p.array(length)
 	if err == nil {
