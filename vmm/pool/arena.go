@@ -109,10 +109,10 @@ func (a *arena) release() {
 		sh.arena, sh.serial = nil, 0
 		sh.clock.SetManual(false)
 		sh.clock.Pass(sh.clock.End())
-		sh.offer()
+		sh.offerLocked()
 		sh.mu.Unlock()
 	}
-	p.prune()
+	p.pruneLocked()
 	p.mu.Unlock()
 	a.ending.End(nil)
 }
@@ -179,7 +179,7 @@ func (p *Pool) freeOfArena(b Block, used []epoch.Point) error {
 	sh.mu.Unlock()
 	until := used
 	if c == nil && !sh.stream.Gone() {
-		own := p.attach(sh.stream)
+		own := p.attachLocked(sh.stream)
 		own.mu.Lock()
 		until = append(until, epoch.Point{Clock: &own.clock, Epoch: own.clock.Touch()})
 		own.mu.Unlock()
@@ -190,11 +190,11 @@ func (p *Pool) freeOfArena(b Block, used []epoch.Point) error {
 	if h.gen != b.gen {
 		return p.stale(b)
 	}
-	sh.retire(h, used)
+	sh.retireLocked(h, used)
 	if len(until) == 0 {
-		sh.put(h, sh.clock.Now())
+		sh.putLocked(h, sh.clock.Now())
 	} else {
-		sh.keepWaiting(waiting{h: h, epoch: sh.clock.Now(), until: until, capture: c})
+		sh.keepWaitingLocked(waiting{h: h, epoch: sh.clock.Now(), until: until, capture: c})
 	}
 	return nil
 }
@@ -206,6 +206,6 @@ func (sh *shard) retireOnce(b Block, used []epoch.Point) error {
 	if b.h.gen != b.gen {
 		return sh.pool.stale(b)
 	}
-	sh.retire(b.h, used)
+	sh.retireLocked(b.h, used)
 	return nil
 }

@@ -126,8 +126,8 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 		sh.mu.Unlock()
 		return p.freeCaptured(b)
 	}
-	sh.retire(h, nil)
-	sh.put(h, sh.clock.Now())
+	sh.retireLocked(h, nil)
+	sh.putLocked(h, sh.clock.Now())
 	sh.mu.Unlock()
 	p.verify()
 	return nil
@@ -203,11 +203,11 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) e
 		sh.mu.Unlock()
 		return p.freeCaptured(b, points...)
 	}
-	sh.retire(h, points)
+	sh.retireLocked(h, points)
 	if len(points) == 0 {
-		sh.put(h, sh.clock.Now())
+		sh.putLocked(h, sh.clock.Now())
 	} else {
-		sh.keepWaiting(waiting{h: h, epoch: sh.clock.Now(), until: points})
+		sh.keepWaitingLocked(waiting{h: h, epoch: sh.clock.Now(), until: points})
 	}
 	sh.mu.Unlock()
 	p.verify()

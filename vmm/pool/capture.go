@@ -155,7 +155,7 @@ func (p *Pool) firstRegion(sh *shard) error {
 	defer p.misses.Unlock()
 	p.mu.Lock()
 	closed, none := p.closed, len(p.regions[mid]) == 0
-	p.prune()
+	p.pruneLocked()
 	p.mu.Unlock()
 	if closed {
 		return errs.ClosedError(captureOp, "pool")

@@ -150,7 +150,7 @@ func (c *checker) shard(sh *shard) {
 	})
 	c.must(listed == sh.waiting.n, "a shard counts %d waiting blocks and lists %d", sh.waiting.n, listed)
 	c.must(bytes == sh.waiting.bytes, "a shard counts %d bytes of waiting blocks and has %d", sh.waiting.bytes, bytes)
-	c.must(sh.offers || sh.arena != nil || !sh.has(), "a shard has what others could use, and does not say so")
+	c.must(sh.offers || sh.arena != nil || !sh.hasLocked(), "a shard has what others could use, and does not say so")
 	c.must(sh.offers == slices.Contains(c.p.offers, sh), "a shard offers: %t, and is listed otherwise", sh.offers)
 	if err := sh.clock.Check(); err != nil {
 		c.must(false, "%v", err)

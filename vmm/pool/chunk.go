@@ -68,8 +68,8 @@ func (p *Pool) setAside(chunks ...*phys.Handle) {
 	p.idle = append(p.idle, chunks...)
 }
 
-// takeIdle takes chunks that are mapped nowhere. The caller holds mu.
-func (p *Pool) takeIdle(n int, size uint64) (chunks []*phys.Handle) {
+// takeIdleLocked takes chunks that are mapped nowhere. The caller holds mu.
+func (p *Pool) takeIdleLocked(n int, size uint64) (chunks []*phys.Handle) {
 	kept := p.idle[:0]
 	for _, h := range p.idle {
 		if len(chunks) < n && h.Size == size {

@@ -122,7 +122,7 @@ func (p *Pool) giveBack() error {
 			}
 		}
 		p.mu.Lock()
-		p.forget(r)
+		p.forgetLocked(r)
 		p.mu.Unlock()
 	}
 	p.mu.Lock()

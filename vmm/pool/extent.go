@@ -93,7 +93,7 @@ func (sh *shard) insert(e *extent) {
 	if e.size >= sh.pool.smallMax {
 		sh.free.insert(e)
 		if e.size >= sh.pool.chunk {
-			sh.offer()
+			sh.offerLocked()
 		}
 	}
 }

@@ -61,9 +61,9 @@ func (t growthPlan) better(than growthPlan) bool {
 // isLarge reports whether a request is large.
 func (p *Pool) isLarge(w *want) bool { return w.size >= largeChunks*p.chunk }
 
-// bestPlan finds the place that costs the least. The caller holds mu and the shard's
+// bestPlanLocked finds the place that costs the least. The caller holds mu and the shard's
 // lock, and the shard rests.
-func (p *Pool) bestPlan(sh *shard, w *want) (best growthPlan) {
+func (p *Pool) bestPlanLocked(sh *shard, w *want) (best growthPlan) {
 	f := filler{sh: sh, w: w, large: p.isLarge(w)}
 	for _, r := range p.regions[mid] {
 		f.gap = gap{reg: r, from: r.base}
@@ -256,5 +256,5 @@ func (p *Pool) hasGap(sh *shard, w *want) bool {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	sh.rest()
-	return p.bestPlan(sh, w).reg != nil
+	return p.bestPlanLocked(sh, w).reg != nil
 }

@@ -25,11 +25,11 @@ var mostLag = 100 * time.Millisecond
 func (p *Pool) lag(sh *shard) (promise []*epoch.Clock) {
 	var behind []*epoch.Clock
 	p.mu.Lock()
-	p.eachOffer(func(o *shard) bool {
+	p.eachOfferLocked(func(o *shard) bool {
 		if o.waiting.bytes >= p.chunk {
 			behind = slices.AppendSeq(behind, maps.Keys(o.waiting.streams))
 		}
-		if o != sh && o.clock.Behind() && o.hasChunk() {
+		if o != sh && o.clock.Behind() && o.hasChunkLocked() {
 			behind = append(behind, &o.clock)
 		}
 		return true
@@ -48,8 +48,8 @@ func (p *Pool) lag(sh *shard) (promise []*epoch.Clock) {
 	return promise
 }
 
-// hasChunk reports whether a whole chunk is free. The caller holds mu.
-func (sh *shard) hasChunk() bool {
+// hasChunkLocked reports whether a whole chunk is free. The caller holds mu.
+func (sh *shard) hasChunkLocked() bool {
 	for e := sh.free.atLeast(sh.pool.chunk); e != nil; e = sh.free.after(e) {
 		if e.whole() > 0 {
 			return true

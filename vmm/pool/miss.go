@@ -96,7 +96,7 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	p.mu.Lock()
 	sh.mu.Lock()
 	sh.rest()
-	g := &growth{growthPlan: p.bestPlan(sh, w)}
+	g := &growth{growthPlan: p.bestPlanLocked(sh, w)}
 	if g.reg == nil {
 		sh.mu.Unlock()
 		p.mu.Unlock()
@@ -112,7 +112,7 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 	sh.mu.Unlock()
 	g.span = &span{from: g.from, to: g.from + driver.Ptr(uint64(g.n)*g.reg.chunk)}
 	if g.cleared {
-		g.old = p.takeDeferred(g.reg, g.span.from, g.span.to)
+		g.old = p.takeDeferredLocked(g.reg, g.span.from, g.span.to)
 	}
 	g.reg.add(g.span)
 	return g, nil
@@ -123,40 +123,40 @@ func (p *Pool) plan(sh *shard, w *want) (*growth, error) {
 func (p *Pool) gather(sh *shard, g *growth, part bool) (enough bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	g.chunks = p.takeIdle(g.n, g.reg.chunk)
+	g.chunks = p.takeIdleLocked(g.n, g.reg.chunk)
 	g.have = len(g.chunks)
 	if p.moves() {
 		sh.mu.Lock()
 		if sh.arena == nil {
-			p.cut(sh, g, math.MaxUint64)
+			p.cutLocked(sh, g, math.MaxUint64)
 		}
 		sh.mu.Unlock()
 		if g.have < g.n {
-			p.gatherPassed(sh, g)
+			p.gatherPassedLocked(sh, g)
 		}
 	}
 	if g.have < g.n && !part {
-		p.release(g)
+		p.releaseLocked(g)
 		return false
 	}
 	return g.have == g.n
 }
 
-// release gives back what was gathered. The caller holds mu.
-func (p *Pool) release(g *growth) {
+// releaseLocked gives back what was gathered. The caller holds mu.
+func (p *Pool) releaseLocked(g *growth) {
 	p.idle = append(p.idle, g.chunks...)
 	for _, r := range g.runs {
-		p.putBack(r)
+		p.putBackLocked(r)
 	}
 	g.chunks, g.runs, g.have = nil, nil, 0
 }
 
-// gatherPassed takes chunks of other shards that the GPU has passed. The caller holds
+// gatherPassedLocked takes chunks of other shards that the GPU has passed. The caller holds
 // mu.
-func (p *Pool) gatherPassed(sh *shard, g *growth) {
-	p.eachOffer(func(o *shard) bool {
+func (p *Pool) gatherPassedLocked(sh *shard, g *growth) {
+	p.eachOfferLocked(func(o *shard) bool {
 		if o != sh {
-			p.cut(o, g, o.clock.Last())
+			p.cutLocked(o, g, o.clock.Last())
 		}
 		return g.have < g.n
 	})
@@ -244,13 +244,13 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 	defer p.mu.Unlock()
 	var epoch uint64
 	if err != nil {
-		lost = p.giveUp(g)
+		lost = p.giveUpLocked(g)
 	} else {
 		for _, r := range g.runs {
 			if r.shard == sh { // another shard's has passed
 				epoch = max(epoch, r.epoch)
 			}
-			p.deferUnmap(r)
+			p.deferUnmapLocked(r)
 		}
 	}
 	sh.mu.Lock()
@@ -266,15 +266,15 @@ func (p *Pool) commit(sh *shard, g *growth, err error) {
 	}
 }
 
-// giveUp puts back what was gathered, and the gap's place, unless a failure left memory
+// giveUpLocked puts back what was gathered, and the gap's place, unless a failure left memory
 // there: it reports whether the place is lost. The caller holds mu.
-func (p *Pool) giveUp(g *growth) (isLost bool) {
+func (p *Pool) giveUpLocked(g *growth) (isLost bool) {
 	if len(g.old) > 0 { // nothing was unmapped or mapped yet
-		p.release(g)
+		p.releaseLocked(g)
 		g.reg.remove(g.span)
 		for _, r := range g.old {
 			g.reg.add(r.span)
-			p.addDeferred(r)
+			p.addDeferredLocked(r)
 		}
 		return false
 	}
@@ -290,7 +290,7 @@ func (p *Pool) giveUp(g *growth) (isLost bool) {
 		}
 		return lost[h]
 	})
-	p.release(g)
+	p.releaseLocked(g)
 	if len(lost) == 0 {
 		g.reg.remove(g.span)
 	}
@@ -356,9 +356,9 @@ func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err erro
 	if sh.closed {
 		return Block{}, false, errs.ClosedError(allocOp, "pool")
 	}
-	h := sh.take(w)
+	h := sh.takeLocked(w)
 	if h == nil && w.kind == mid && short {
-		h = sh.takeAbove(w)
+		h = sh.takeAboveLocked(w)
 	}
 	if h == nil {
 		return Block{}, false, nil

@@ -27,18 +27,18 @@ type run struct {
 // moved would take longer than making another.
 func (p *Pool) moves() bool { return len(*p.access.Load()) == 1 }
 
-// cut takes free chunks that are of an epoch up to a last one out of a shard, for a
+// cutLocked takes free chunks that are of an epoch up to a last one out of a shard, for a
 // gap: from the smallest holes first, which serve least as they are. The caller
 // holds mu and the shard's lock.
-func (p *Pool) cut(sh *shard, g *growth, upTo uint64) {
-	runs, n := p.cutHoles(sh, g.n-g.have, upTo)
+func (p *Pool) cutLocked(sh *shard, g *growth, upTo uint64) {
+	runs, n := p.cutHolesLocked(sh, g.n-g.have, upTo)
 	g.runs = append(g.runs, runs...)
 	g.have += n
 }
 
-// cutHoles cuts up to n free chunks out of one shard, to move them, or to give them
+// cutHolesLocked cuts up to n free chunks out of one shard, to move them, or to give them
 // back. The caller holds mu and the shard's lock.
-func (p *Pool) cutHoles(sh *shard, n int, upTo uint64) (runs []run, got int) {
+func (p *Pool) cutHolesLocked(sh *shard, n int, upTo uint64) (runs []run, got int) {
 	sh.rest()
 	var holes []*extent
 	for e, found := sh.free.atLeast(p.chunk), 0; e != nil && found < n; e = sh.free.after(e) {
@@ -89,49 +89,49 @@ func (r run) handles() (all []*phys.Handle) {
 	return all
 }
 
-// putBack gives a run back to the shard that it was cut out of. The caller holds mu.
-func (p *Pool) putBack(r run) {
+// putBackLocked gives a run back to the shard that it was cut out of. The caller holds mu.
+func (p *Pool) putBackLocked(r run) {
 	r.shard.mu.Lock()
 	defer r.shard.mu.Unlock()
 	r.reg.own(r.shard, r.span, r.epoch)
 	r.shard.kept--
 }
 
-// deferUnmap has the old place of chunks that moved unmapped later. The caller holds mu.
-func (p *Pool) deferUnmap(r run) {
-	p.addDeferred(r)
+// deferUnmapLocked has the old place of chunks that moved unmapped later. The caller holds mu.
+func (p *Pool) deferUnmapLocked(r run) {
+	p.addDeferredLocked(r)
 	p.missed = time.Now()
 	after := firstUpkeep
-	if p.crowded() {
+	if p.crowdedLocked() {
 		after = min(after, busyUpkeep)
 	}
 	p.upkeep.wake(p, after)
 }
 
-// addDeferred lists a run among those whose unmap is deferred. The caller holds mu.
-func (p *Pool) addDeferred(r run) {
+// addDeferredLocked lists a run among those whose unmap is deferred. The caller holds mu.
+func (p *Pool) addDeferredLocked(r run) {
 	r.span.freedBy, r.span.epoch = r.shard, r.epoch
 	p.deferred = append(p.deferred, r)
 	p.deferredBytes += r.span.bytes()
 }
 
-// takeDeferred takes what lies in a range of addresses out of the deferred runs, and out
+// takeDeferredLocked takes what lies in a range of addresses out of the deferred runs, and out
 // of the region's spans. All of them there are clearable. The caller holds mu.
-func (p *Pool) takeDeferred(reg *region, from, to driver.Ptr) (old []run) {
+func (p *Pool) takeDeferredLocked(reg *region, from, to driver.Ptr) (old []run) {
 	for i := 0; i < len(p.deferred); {
 		r := p.deferred[i]
 		if r.reg != reg || r.span.to <= from || r.span.from >= to {
 			i++
 			continue
 		}
-		p.removeDeferred(i)
+		p.removeDeferredLocked(i)
 		if r.span.from < from {
-			outside := p.frontOf(r, reg.index(from)-reg.index(r.span.from))
-			p.addDeferred(outside)
+			outside := p.frontOfLocked(r, reg.index(from)-reg.index(r.span.from))
+			p.addDeferredLocked(outside)
 		}
 		if r.span.to > to {
-			inside := p.frontOf(r, reg.index(to)-reg.index(r.span.from))
-			p.addDeferred(r)
+			inside := p.frontOfLocked(r, reg.index(to)-reg.index(r.span.from))
+			p.addDeferredLocked(r)
 			r = inside
 		}
 		reg.remove(r.span)
@@ -140,8 +140,8 @@ func (p *Pool) takeDeferred(reg *region, from, to driver.Ptr) (old []run) {
 	return old
 }
 
-// frontOf splits a run, and returns its first n chunks. The caller holds mu.
-func (p *Pool) frontOf(r run, n int) run {
+// frontOfLocked splits a run, and returns its first n chunks. The caller holds mu.
+func (p *Pool) frontOfLocked(r run, n int) run {
 	front := r
 	front.span = r.reg.front(r.span, n)
 	r.shard.mu.Lock()
@@ -164,9 +164,9 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 		}
 		if r.chunks() > piece {
 			p.deferredBytes -= piece * r.reg.chunk
-			r = p.frontOf(r, piece)
+			r = p.frontOfLocked(r, piece)
 		} else {
-			p.removeDeferred(i)
+			p.removeDeferredLocked(i)
 		}
 		p.mu.Unlock()
 		_, err := p.unmap(op, r)
@@ -176,8 +176,8 @@ func (p *Pool) unmapPassed(op string) (found bool, err error) {
 	return false, nil
 }
 
-// removeDeferred takes a run out of the deferred ones. The caller holds mu, and unmaps it.
-func (p *Pool) removeDeferred(i int) {
+// removeDeferredLocked takes a run out of the deferred ones. The caller holds mu, and unmaps it.
+func (p *Pool) removeDeferredLocked(i int) {
 	p.deferred[i].span.freedBy = nil
 	p.deferredBytes -= p.deferred[i].span.bytes()
 	last := len(p.deferred) - 1
@@ -205,7 +205,7 @@ func (p *Pool) otherPlaces(of []run) (old []run) {
 			i++
 			continue
 		}
-		p.removeDeferred(i)
+		p.removeDeferredLocked(i)
 		old = append(old, r)
 	}
 	return old

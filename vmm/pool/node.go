@@ -51,7 +51,7 @@ func (c *Capture) allocNode(st *core.Stream, sh *shard, w *want) (Block, error) 
 	e.node.at = len(c.nodes)
 	c.nodes = append(c.nodes, e)
 	c.mu.Unlock()
-	sh.give(&e.header, w)
+	sh.giveLocked(&e.header, w)
 	return e.block(), nil
 }
 
@@ -112,7 +112,7 @@ func (c *Capture) freeNodes() error {
 		sh := e.home.shard
 		sh.mu.Lock()
 		if e.live() {
-			sh.retire(&e.header, nil)
+			sh.retireLocked(&e.header, nil)
 		}
 		sh.mu.Unlock()
 		errs = append(errs, e.node.drop(&e.header, c.origin))

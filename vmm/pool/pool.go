@@ -193,7 +193,7 @@ const allocOp = "pool.Alloc"
 func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 	sh.mu.Lock()
 	if !sh.closed { // or Close runs and may be refused, so that miss decides
-		if h := sh.take(w); h != nil {
+		if h := sh.takeLocked(w); h != nil {
 			b := h.block()
 			sh.mu.Unlock()
 			p.verify()
@@ -280,7 +280,7 @@ func (p *Pool) shardOf(op string, st *core.Stream) (*shard, error) {
 		return nil, err
 	}
 	defer p.mu.Unlock()
-	return p.attach(st), nil
+	return p.attachLocked(st), nil
 }
 
 // made refuses a pool that New did not make.
@@ -312,11 +312,11 @@ func (p *Pool) lockOpen(op string) error {
 	return nil
 }
 
-// attach is the stream's shard. The caller holds mu.
-func (p *Pool) attach(st *core.Stream) *shard {
+// attachLocked is the stream's shard. The caller holds mu.
+func (p *Pool) attachLocked(st *core.Stream) *shard {
 	sh, ok := st.Locals.Get(p.local).(*shard)
 	if !ok || sh.pool != p {
-		p.prune()
+		p.pruneLocked()
 		sh = p.newShard(st, nil)
 		p.shards = append(p.shards, sh)
 		st.Locals.Set(p.local, sh)

@@ -222,7 +222,7 @@ func (sh *shard) remain(e *extent) {
 	if e.size >= sh.pool.smallMax {
 		sh.free.insert(e)
 		if e.size >= sh.pool.chunk {
-			sh.offer()
+			sh.offerLocked()
 		}
 	}
 }
@@ -259,7 +259,7 @@ func (p *Pool) closeEmpty() (closed bool) {
 	p.mu.Lock()
 	empty := slices.DeleteFunc(slices.Concat(p.regions[:]...), func(r *region) bool { return !r.empty() })
 	for _, r := range empty {
-		p.forget(r)
+		p.forgetLocked(r)
 	}
 	p.mu.Unlock()
 	for _, r := range empty {
@@ -271,8 +271,8 @@ func (p *Pool) closeEmpty() (closed bool) {
 	return closed
 }
 
-// forget takes a region out of the pool. The caller holds mu.
-func (p *Pool) forget(r *region) {
+// forgetLocked takes a region out of the pool. The caller holds mu.
+func (p *Pool) forgetLocked(r *region) {
 	p.regions[r.kind] = slices.DeleteFunc(p.regions[r.kind], func(o *region) bool { return o == r })
 	p.removePlace(r.base)
 }

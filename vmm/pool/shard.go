@@ -88,9 +88,9 @@ const (
 	kinds
 )
 
-// take serves a request from what the shard has, or returns nil. The caller
+// takeLocked serves a request from what the shard has, or returns nil. The caller
 // holds mu.
-func (sh *shard) take(w *want) *header {
+func (sh *shard) takeLocked(w *want) *header {
 	var h *header
 	switch w.kind {
 	case small:
@@ -115,12 +115,12 @@ func (sh *shard) take(w *want) *header {
 		}
 		h = &e.header
 	}
-	sh.give(h, w)
+	sh.giveLocked(h, w)
 	return h
 }
 
-// give makes a block live. The caller holds mu.
-func (sh *shard) give(h *header, w *want) {
+// giveLocked makes a block live. The caller holds mu.
+func (sh *shard) giveLocked(h *header, w *want) {
 	h.gen++
 	h.ask(w.bytes)
 	h.tag, h.capture = w.tag, sh.serial
@@ -161,9 +161,9 @@ func (sh *shard) another(class int) *slab {
 	return s
 }
 
-// retire makes a block stale, which other streams used up to those points. The
+// retireLocked makes a block stale, which other streams used up to those points. The
 // caller holds mu.
-func (sh *shard) retire(h *header, used []epoch.Point) {
+func (sh *shard) retireLocked(h *header, used []epoch.Point) {
 	sh.clock.Touch()
 	h.gen++
 	sh.live--
@@ -173,8 +173,8 @@ func (sh *shard) retire(h *header, used []epoch.Point) {
 	}
 }
 
-// put makes a block free that was retired in an epoch. The caller holds mu.
-func (sh *shard) put(h *header, epoch uint64) {
+// putLocked makes a block free that was retired in an epoch. The caller holds mu.
+func (sh *shard) putLocked(h *header, epoch uint64) {
 	if h.home.slab != nil {
 		h.home.slab.put(h, epoch)
 		return
@@ -184,13 +184,13 @@ func (sh *shard) put(h *header, epoch uint64) {
 	sh.rest()
 	e.state = resting
 	sh.hot = e
-	sh.offer() // once it rests no more it may be a chunk with what is beside it
+	sh.offerLocked() // once it rests no more it may be a chunk with what is beside it
 }
 
-// prune forgets shards that have nothing left and whose stream is gone or whose arena is
+// pruneLocked forgets shards that have nothing left and whose stream is gone or whose arena is
 // retired, unless it did so when there were half as many. The caller
 // holds mu.
-func (p *Pool) prune() {
+func (p *Pool) pruneLocked() {
 	const few = 16
 	if len(p.shards) > few && len(p.shards) < p.pruneAt {
 		return
@@ -205,7 +205,7 @@ func (p *Pool) prune() {
 			kept = append(kept, sh)
 		} else {
 			sh.closed = true
-			p.withdraw(sh)
+			p.withdrawLocked(sh)
 			if w := sh.watch; w != nil {
 				p.retired.add(w.totals)
 				p.retiredTags = addTags(p.retiredTags, w.tags)

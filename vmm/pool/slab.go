@@ -99,7 +99,7 @@ func (s *slab) put(h *header, epoch uint64) {
 		if s.prev != nil || s.next != nil {
 			sh.giveUp(s)
 		}
-		sh.offer()
+		sh.offerLocked()
 	}
 }
 
@@ -251,9 +251,9 @@ func (c *classes) above(bytes, align uint64) int {
 	return -1
 }
 
-// takeAbove serves a request above the small ones from a slab, or returns nil. The
+// takeAboveLocked serves a request above the small ones from a slab, or returns nil. The
 // caller holds mu.
-func (sh *shard) takeAbove(w *want) *header {
+func (sh *shard) takeAboveLocked(w *want) *header {
 	class := sh.pool.classes.above(w.size, w.align)
 	if class < 0 {
 		return nil
@@ -265,7 +265,7 @@ func (sh *shard) takeAbove(w *want) *header {
 		}
 	}
 	h := s.take()
-	sh.give(h, w)
+	sh.giveLocked(h, w)
 	return h
 }
 
@@ -302,7 +302,7 @@ func (p *Pool) provideSlab(sh *shard) error {
 	defer sh.mu.Unlock()
 	sh.made.Add(p.gran)
 	sh.empty = append(sh.empty, slabChunk{reg: reg, index: at})
-	sh.offer()
+	sh.offerLocked()
 	return nil
 }
 

@@ -6,10 +6,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// offer lists the shard among those that may have memory for others: free chunks, slabs
-// without blocks, or waiting blocks. Shards of arenas offer nothing until their graphs
+// offerLocked lists the shard among those that may have memory for others: free chunks, slabs
+// without blocks, or waiting blocks. Shards of arenas offerLocked nothing until their graphs
 // are gone. The caller holds the shard's lock.
-func (sh *shard) offer() {
+func (sh *shard) offerLocked() {
 	if sh.offers || sh.arena != nil {
 		return
 	}
@@ -20,15 +20,15 @@ func (sh *shard) offer() {
 	p.offersMu.Unlock()
 }
 
-// has reports whether the shard has memory for others. The caller holds its lock.
-func (sh *shard) has() bool {
+// hasLocked reports whether the shard hasLocked memory for others. The caller holds its lock.
+func (sh *shard) hasLocked() bool {
 	return sh.hot != nil || sh.waiting.n > 0 || len(sh.empty) > 0 || sh.idleSlab() != nil || sh.free.atLeast(sh.pool.chunk) != nil
 }
 
-// eachOffer calls f for shards that may have memory for others, with their lock
+// eachOfferLocked calls f for shards that may have memory for others, with their lock
 // held, until it returns false. Shards that have nothing left are delisted. The
 // caller holds mu.
-func (p *Pool) eachOffer(f func(o *shard) bool) {
+func (p *Pool) eachOfferLocked(f func(o *shard) bool) {
 	at := func(i int) *shard {
 		p.offersMu.Lock()
 		defer p.offersMu.Unlock()
@@ -44,7 +44,7 @@ func (p *Pool) eachOffer(f func(o *shard) bool) {
 		}
 		o.mu.Lock()
 		o.rest()
-		if !o.has() {
+		if !o.hasLocked() {
 			o.offers = false
 			o.mu.Unlock()
 			p.offersMu.Lock()
@@ -64,9 +64,9 @@ func (p *Pool) eachOffer(f func(o *shard) bool) {
 	}
 }
 
-// withdraw takes a shard from the list of offers. The caller holds mu and the
+// withdrawLocked takes a shard from the list of offers. The caller holds mu and the
 // shard's lock.
-func (p *Pool) withdraw(sh *shard) {
+func (p *Pool) withdrawLocked(sh *shard) {
 	if !sh.offers {
 		return
 	}
@@ -101,7 +101,7 @@ func (p *Pool) stealAny(sh *shard, w *want) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var give func()
-	p.eachOffer(func(o *shard) bool {
+	p.eachOfferLocked(func(o *shard) bool {
 		if o != sh {
 			give = p.takeFrom(o, sh, w)
 		}
@@ -139,7 +139,7 @@ func (p *Pool) takeFrom(o, sh *shard, w *want) (give func()) {
 			c.epoch = 0
 			c.reg.chunks[c.index].Load().shard.Store(sh)
 			sh.empty = append(sh.empty, c)
-			sh.offer()
+			sh.offerLocked()
 		}
 	}
 	for e := o.free.atLeast(max(w.size, p.chunk)); e != nil; e = o.free.after(e) {
@@ -174,7 +174,7 @@ func (p *Pool) offering(sh *shard) (behind []*shard) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	seen := 0
-	p.eachOffer(func(o *shard) bool {
+	p.eachOfferLocked(func(o *shard) bool {
 		seen++
 		if o.waiting.n > 0 || o != sh && o.clock.Behind() {
 			behind = append(behind, o)

@@ -75,7 +75,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	}
 	var all []spare
 	p.mu.Lock()
-	p.eachOffer(func(sh *shard) bool {
+	p.eachOfferLocked(func(sh *shard) bool {
 		for len(all) < most {
 			c, ok := sh.spareSlab(sh.clock.Last())
 			if !ok {
@@ -91,7 +91,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 		if err != nil {
 			c.sh.mu.Lock()
 			c.sh.empty = append(c.sh.empty, c.slabChunk)
-			c.sh.offer()
+			c.sh.offerLocked()
 			c.sh.mu.Unlock()
 		} else {
 			var gone uint64
@@ -108,13 +108,13 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, err error) {
 	n := int(min((need+p.chunk-1)/p.chunk, piece))
 	p.mu.Lock()
-	runs := p.takeLeaving(n)
+	runs := p.takeLeavingLocked(n)
 	for _, r := range runs {
 		n -= r.chunks()
 	}
 	if n > 0 {
-		p.eachOffer(func(sh *shard) bool {
-			more, k := p.cutHoles(sh, n, sh.clock.Last())
+		p.eachOfferLocked(func(sh *shard) bool {
+			more, k := p.cutHolesLocked(sh, n, sh.clock.Last())
 			runs, n = append(runs, more...), n-k
 			return n > 0
 		})
@@ -128,7 +128,7 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	for _, r := range runs {
 		if err != nil {
 			p.mu.Lock()
-			p.putBack(r)
+			p.putBackLocked(r)
 			p.mu.Unlock()
 			continue
 		}
@@ -147,8 +147,8 @@ func (p *Pool) setApart(need uint64) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if n := int((need + p.chunk - 1) / p.chunk); len(p.leaving) == 0 {
-		p.eachOffer(func(sh *shard) bool {
-			more, k := p.cutHoles(sh, n, math.MaxUint64)
+		p.eachOfferLocked(func(sh *shard) bool {
+			more, k := p.cutHolesLocked(sh, n, math.MaxUint64)
 			p.leaving, n = append(p.leaving, more...), n-k
 			return n > 0
 		})
@@ -156,9 +156,9 @@ func (p *Pool) setApart(need uint64) bool {
 	return len(p.leaving) > 0
 }
 
-// takeLeaving takes runs that were set apart and that the GPU has passed, until they are n
+// takeLeavingLocked takes runs that were set apart and that the GPU has passed, until they are n
 // chunks. The caller holds mu.
-func (p *Pool) takeLeaving(n int) (passed []run) {
+func (p *Pool) takeLeavingLocked(n int) (passed []run) {
 	p.leaving = slices.DeleteFunc(p.leaving, func(r run) bool {
 		take := n > 0 && r.shard.clock.Passed(r.epoch)
 		if take {
@@ -176,7 +176,7 @@ func (p *Pool) stay() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, r := range p.leaving {
-		p.putBack(r)
+		p.putBackLocked(r)
 	}
 	n := len(p.leaving)
 	p.leaving = nil

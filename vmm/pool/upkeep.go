@@ -133,14 +133,14 @@ func (p *Pool) untilQuiet() time.Duration {
 	switch {
 	case len(p.deferred) == 0:
 		return never
-	case p.crowded():
+	case p.crowdedLocked():
 		return 0
 	}
 	return max(0, firstUpkeep-time.Since(p.missed))
 }
 
-// crowded reports whether too many unmaps are deferred. The caller holds mu.
-func (p *Pool) crowded() bool {
+// crowdedLocked reports whether too many unmaps are deferred. The caller holds mu.
+func (p *Pool) crowdedLocked() bool {
 	return len(p.deferred) > mostDeferred || p.deferredBytes > mostDeferredMemory*p.addressed()
 }
 

@@ -25,17 +25,17 @@ type waitlist struct {
 	captures map[*Capture][]waiting
 }
 
-// keepWaiting keeps a block until all that it waits for has passed. The caller holds mu.
-func (sh *shard) keepWaiting(w waiting) {
+// keepWaitingLocked keeps a block until all that it waits for has passed. The caller holds mu.
+func (sh *shard) keepWaitingLocked(w waiting) {
 	w.h.waiting = true
 	sh.waiting.n++
 	sh.waiting.bytes += w.h.size()
-	sh.waitNext(w)
+	sh.waitNextLocked(w)
 }
 
-// waitNext queues a block for what it waits for next, or makes it free. The caller
+// waitNextLocked queues a block for what it waits for next, or makes it free. The caller
 // holds mu.
-func (sh *shard) waitNext(w waiting) {
+func (sh *shard) waitNextLocked(w waiting) {
 	l := &sh.waiting
 	for len(w.until) > 0 && w.until[0].Passed() {
 		w.until = w.until[1:]
@@ -52,18 +52,18 @@ func (sh *shard) waitNext(w waiting) {
 			at--
 		}
 		l.streams[next.Clock] = slices.Insert(q, at, w)
-		sh.offer()
+		sh.offerLocked()
 	case w.capture != nil && !w.capture.over.Load():
 		if l.captures == nil {
 			l.captures = map[*Capture][]waiting{}
 		}
 		l.captures[w.capture] = append(l.captures[w.capture], w)
-		sh.offer()
+		sh.offerLocked()
 	default:
 		l.n--
 		l.bytes -= w.h.size()
 		w.h.waiting = false
-		sh.put(w.h, w.epoch)
+		sh.putLocked(w.h, w.epoch)
 	}
 }
 
@@ -115,7 +115,7 @@ func (sh *shard) settleOnce() bool {
 		}
 	}
 	for _, w := range next {
-		sh.waitNext(w)
+		sh.waitNextLocked(w)
 	}
 	if l.n < before {
 		sh.pool.passes.Add(1)
