@@ -115,7 +115,7 @@ var sentinels = map[errs.Kind]error{
 	errs.InvalidArgument:   ErrInvalidArgument,
 }
 
-func init() { errs.SetErrors(newError) }
+func init() { errs.SetErrors(newError, sentinels) }
 
 func newError(f errs.Failure) error {
 	e := &Error{Op: f.Op, Code: Code(f.Result), Asked: f.Asked, Hint: f.Hint, cause: f.Err}

@@ -7,7 +7,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -103,7 +102,7 @@ func (d *Descriptor) bytes() uint64 { return uint64(d.Length) * uint64(max(d.Ele
 func (d *Descriptor) Validate(l Limits) error {
 	const op = "handles.Descriptor.Validate"
 	if l.Granularity <= 0 || l.MaxBytes <= 0 || l.MaxChunks < 0 {
-		return peererr.Invalid(op, fmt.Sprintf("limits %+v", l), "set Granularity and MaxBytes")
+		return errs.PeerInvalid(op, fmt.Sprintf("limits %+v", l), "set Granularity and MaxBytes")
 	}
 	if err := d.check(op); err != nil {
 		return err
@@ -113,16 +112,16 @@ func (d *Descriptor) Validate(l Limits) error {
 		most = MaxChunks
 	}
 	if len(d.Chunks) > most {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", len(d.Chunks), most),
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", len(d.Chunks), most),
 			"share memory in larger chunks, or raise the importer's limit")
 	}
 	if size := d.Size(); size > l.MaxBytes {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", errs.Bytes(size), errs.Bytes(l.MaxBytes)),
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%s, of which %s are allowed", errs.Bytes(size), errs.Bytes(l.MaxBytes)),
 			"share less, or raise the importer's limit")
 	}
 	for i, c := range d.Chunks {
 		if c%l.Granularity != 0 {
-			return peererr.New(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, errs.Bytes(c), errs.Bytes(l.Granularity)),
+			return errs.Peer(op, ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", i, errs.Bytes(c), errs.Bytes(l.Granularity)),
 				"no memory of this device has that size: the exporter declared it wrong")
 		}
 	}
@@ -133,10 +132,10 @@ func (d *Descriptor) Validate(l Limits) error {
 // exactly one binary form.
 func (d *Descriptor) check(op string) error {
 	bad := func(hint, format string, args ...any) error {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf(format, args...), hint)
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf(format, args...), hint)
 	}
 	if len(d.Chunks) > MaxChunks {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which a descriptor has at most %d", len(d.Chunks), MaxChunks),
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which a descriptor has at most %d", len(d.Chunks), MaxChunks),
 			"share memory in larger chunks")
 	}
 	for i, c := range d.Chunks {
@@ -146,7 +145,7 @@ func (d *Descriptor) check(op string) error {
 	}
 	size := d.Size()
 	if size > maxBytes {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks of together more than %s", len(d.Chunks), errs.Bytes(uint64(maxBytes))),
 			"no device has that much: the exporter declared it wrong")
 	}
 	unit := 1

@@ -17,7 +17,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -105,7 +104,7 @@ func Leases() LeaseStats {
 func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseBuffer"
 	if b == nil {
-		return nil, peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
+		return nil, errs.PeerInvalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
 	return leaseMemory(op, b, Descriptor{Kind: BufferKind}, 1, o)
 }
@@ -115,7 +114,7 @@ func LeaseBuffer(b *vmm.Buffer, o LeaseOptions) (*Lease, error) {
 func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 	const op = "handles.LeaseArray"
 	if a.Buffer() == nil {
-		return nil, peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
+		return nil, errs.PeerInvalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return leaseMemory(op, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size), o)
@@ -124,7 +123,7 @@ func LeaseArray[T any](a *vmm.Array[T], o LeaseOptions) (*Lease, error) {
 func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o LeaseOptions) (*Lease, error) {
 	in := share.Of(b)
 	if in == nil {
-		return nil, peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
+		return nil, errs.PeerInvalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
 	used := in.Used()
 	v, err := in.View(op, used)
@@ -159,7 +158,7 @@ func newLease(op string, d Descriptor, on *core.System, asked driver.AllocationP
 		o.Log = slog.New(slog.DiscardHandler)
 	}
 	if o.Handle != vmm.Fabric && o.Handle != vmm.PosixFD || o.Receivers < 0 || o.Timeout < 0 {
-		return nil, peererr.Invalid(op, fmt.Sprintf("a lease by %v for %d receivers and %v", o.Handle, o.Receivers, o.Timeout),
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a lease by %v for %d receivers and %v", o.Handle, o.Receivers, o.Timeout),
 			"use vmm.Fabric or vmm.PosixFD, and nothing negative")
 	}
 	l := &Lease{options: o, done: make(chan struct{}), importers: map[Process]bool{}}
@@ -218,7 +217,7 @@ func (l *Lease) Offer() Offer { return l.offer }
 func (l *Lease) Imported(r Receipt) error {
 	const op = "handles.Lease.Imported"
 	if r.Lease != l.offer.Lease {
-		return peererr.New(op, ErrMismatch, fmt.Sprintf("a receipt of lease %x from %v", r.Lease, r.Importer), "give it to the lease that it is of")
+		return errs.Peer(op, ErrMismatch, fmt.Sprintf("a receipt of lease %x from %v", r.Lease, r.Importer), "give it to the lease that it is of")
 	}
 	l.mu.Lock()
 	if l.ended {
@@ -247,7 +246,7 @@ func (l *Lease) Wait(ctx context.Context) error {
 	case <-l.done: // whatever the context says
 		return l.why
 	default:
-		return peererr.Wait(ctx, "handles.Lease.Wait", l.progressLocked(), "see what the receivers wait for")
+		return errs.PeerWait(ctx, "handles.Lease.Wait", l.progressLocked(), "see what the receivers wait for")
 	}
 }
 
@@ -261,7 +260,7 @@ func (l *Lease) progressLocked() string {
 
 func (l *Lease) expire() {
 	l.mu.Lock()
-	err := peererr.New("handles.Lease", peer.ErrTimeout, fmt.Sprintf("%s within %v", l.progressLocked(), l.options.Timeout),
+	err := errs.Peer("handles.Lease", peer.ErrTimeout, fmt.Sprintf("%s within %v", l.progressLocked(), l.options.Timeout),
 		"see what the receivers wait for, or raise LeaseOptions.Timeout; later imports find the memory gone")
 	l.mu.Unlock()
 	l.end(err)
@@ -308,7 +307,7 @@ func (l *Lease) Released() cuda.Completion { return l.released }
 // Close ends the lease. Idempotent. The error names memory that could not be
 // released at once, which System.Drain retries.
 func (l *Lease) Close() error {
-	l.end(peererr.Closed("handles.Lease", "lease"))
+	l.end(errs.PeerClosed("handles.Lease", "lease"))
 	<-l.done
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -11,7 +11,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -51,7 +50,7 @@ func (o Offer) String() string {
 func (o Offer) LogValue() slog.Value { return slog.StringValue(o.String()) }
 
 func errZeroOffer(op string) error {
-	return peererr.New(op, ErrDescriptor, "a zero Offer", "take it from Lease.Offer, or read its text with UnmarshalText")
+	return errs.Peer(op, ErrDescriptor, "a zero Offer", "take it from Lease.Offer, or read its text with UnmarshalText")
 }
 
 func (o *Offer) check(op string) error {
@@ -60,10 +59,10 @@ func (o *Offer) check(op string) error {
 	case d.Handle == vmm.Fabric:
 		have = len(o.Handles)
 	case d.Handle != vmm.PosixFD || len(o.Handles) > 0:
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf("an offer by %v with %s", d.Handle, errs.Count(len(o.Handles), "fabric handle")), "offer by one type of handle")
 	}
 	if chunks := len(o.Descriptor.Chunks); have != chunks {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "pass the offer as the lease returned it, with its files")
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(chunks, "chunk")), "pass the offer as the lease returned it, with its files")
 	}
 	return nil
 }
@@ -108,7 +107,7 @@ func (o *Offer) UnmarshalText(text []byte) error {
 	}
 	copy(n.Lease[:], r.Raw(len(n.Lease)))
 	malformed := func(format string, args ...any) error {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf(format, args...), "pass the text of MarshalText")
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf(format, args...), "pass the text of MarshalText")
 	}
 	chunks := len(n.Descriptor.Chunks)
 	switch n.Descriptor.Handle {
@@ -131,19 +130,19 @@ func (o *Offer) UnmarshalText(text []byte) error {
 // decodeText decodes a prefix and strict base64 without line ends.
 func decodeText(op string, text []byte, prefix string, most int) ([]byte, error) {
 	if limit := len(prefix) + textEncoding.EncodedLen(most); len(text) > limit {
-		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
+		return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which there are at most %d", len(text), limit), "pass the text of MarshalText")
 	}
 	code, ok := strings.CutPrefix(string(text), prefix)
 	if !ok {
-		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(prefix))], prefix),
+		return nil, errs.Peer(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", text[:min(len(text), len(prefix))], prefix),
 			"pass the text of MarshalText, of the same version of this library")
 	}
 	if i := strings.IndexAny(code, "\r\n"); i >= 0 {
-		return nil, peererr.New(op, ErrDescriptor, fmt.Sprintf("a line end after %s", errs.Count(len(prefix)+i, "byte")), "pass the text without white space")
+		return nil, errs.Peer(op, ErrDescriptor, fmt.Sprintf("a line end after %s", errs.Count(len(prefix)+i, "byte")), "pass the text without white space")
 	}
 	b, err := textEncoding.DecodeString(code)
 	if err != nil {
-		return nil, peererr.Wrap(err, op, ErrDescriptor, "", "pass the text of MarshalText")
+		return nil, errs.PeerCause(err, op, ErrDescriptor, "", "pass the text of MarshalText")
 	}
 	return b, nil
 }
@@ -179,7 +178,7 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 		return err
 	}
 	if len(b) != size {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf("%d bytes, where a receipt has %d", len(b), size), "pass the text of MarshalText")
 	}
 	d := wire.Decoder{B: b}
 	copy(r.Lease[:], d.Raw(len(r.Lease)))
@@ -232,11 +231,11 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 	}
 	switch {
 	case core.SystemOf(d) == nil:
-		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	case declared.Kind == 0:
 		return nil, errZeroOffer(op)
 	case declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize:
-		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is imported", declared.what(), want.what()),
+		return nil, errs.Peer(op, ErrMismatch, fmt.Sprintf("the offer is of %s, where %s is imported", declared.what(), want.what()),
 			"import what is offered: a buffer, or an array of the same elements")
 	}
 	if err := offer.check(op); err != nil {
@@ -251,7 +250,7 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 	} else {
 		err = i.Take(offer.Files)
 		if errors.Is(err, cuda.ErrClosed) {
-			err = peererr.New(op, cuda.ErrClosed, "a file of the offer, which its lease closes at its end",
+			err = errs.Peer(op, cuda.ErrClosed, "a file of the offer, which its lease closes at its end",
 				"import before the lease is closed, confirmed by all receivers, or past its deadline (LeaseOptions.Timeout)")
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/fd"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -73,7 +72,7 @@ type importing struct {
 func receive(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor,
 	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
 	if core.SystemOf(d) == nil {
-		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	}
 	if err := exchange.CheckBounds(op, o.MaxBytes, o.MaxChunks, o.Align); err != nil {
 		return nil, err
@@ -147,7 +146,7 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 		return nil, err
 	}
 	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
-		return nil, peererr.New(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is received", declared.what(), want.what()),
+		return nil, errs.Peer(op, ErrMismatch, fmt.Sprintf("the peer offers %s, where %s is received", declared.what(), want.what()),
 			"receive what the peer sends: a buffer, or an array of the same elements")
 	}
 	in, err := newImporter(op, d, &declared, o)
@@ -181,11 +180,11 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing,
 		case part.Kind == wire.Withdrawn:
 			err = reasonOf(op, part)
 		case lost(part):
-			err = peererr.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
+			err = errs.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
 		case countOf(part) != uint32(i.Chunks()):
-			err = peererr.Violation("chunks from %d on, where %d is the next", countOf(part), i.Chunks())
+			err = errs.Violation("chunks from %d on, where %d is the next", countOf(part), i.Chunks())
 		case part.Kind != kind:
-			err = peererr.Violation("a message of kind %#x, where memory of those handle types comes in %#x", part.Kind, kind)
+			err = errs.Violation("a message of kind %#x, where memory of those handle types comes in %#x", part.Kind, kind)
 		case kind == wire.Fabric:
 			err = i.TakeFabric(fabricHandlesOf(part))
 		default:
@@ -253,7 +252,7 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 	case wire.Withdrawn:
 		return reasonOf(op, part)
 	}
-	return c.Fail(peererr.Violation("more chunks of transfer %d, which has them all", t.number))
+	return c.Fail(errs.Violation("more chunks of transfer %d, which has them all", t.number))
 }
 
 // what names the kind and the elements.

@@ -8,8 +8,8 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -38,7 +38,7 @@ import (
 func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 	const op = "handles.SendBuffer"
 	if b == nil {
-		return peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
+		return errs.PeerInvalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
 	return sendMemory(ctx, op, c, b, Descriptor{Kind: BufferKind}, 1)
 }
@@ -48,7 +48,7 @@ func SendBuffer(ctx context.Context, c *peer.Conn, b *vmm.Buffer) error {
 func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error {
 	const op = "handles.SendArray"
 	if a.Buffer() == nil {
-		return peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
+		return errs.PeerInvalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	e, size := ElementOf[T]()
 	return sendMemory(ctx, op, c, a.Buffer(), Descriptor{Kind: ArrayKind, Element: e, ElementSize: size}, uint64(size))
@@ -58,7 +58,7 @@ func SendArray[T any](ctx context.Context, c *peer.Conn, a *vmm.Array[T]) error 
 func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d Descriptor, element uint64) error {
 	from := share.Of(b)
 	if from == nil {
-		return peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
+		return errs.PeerInvalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
 	in, err := connOf(op, c)
 	if err != nil {
@@ -241,7 +241,7 @@ func (c conn) nextReply(ctx context.Context, op string, all bool, under []int) (
 	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
 		return under[1:], false, nil
 	}
-	return under, false, c.Fail(peererr.Violation("reply %#x out of turn", m.Kind))
+	return under, false, c.Fail(errs.Violation("reply %#x out of turn", m.Kind))
 }
 
 // lastWords returns why the peer declined if it did and then went, and the error otherwise: a

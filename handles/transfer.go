@@ -7,7 +7,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -41,7 +40,7 @@ func transferOf(m peer.Message) (uint32, error) {
 		const one = len(cuda.FabricHandle{})
 		least, most = transferHeader+4+one, transferHeader+4+wire.MaxBatch*one
 		if (len(m.Body)-least)%one != 0 {
-			return 0, peererr.Violation("fabric handles of %d bytes, where each has %d", len(m.Body)-transferHeader-4, one)
+			return 0, errs.Violation("fabric handles of %d bytes, where each has %d", len(m.Body)-transferHeader-4, one)
 		}
 	}
 	carries := 0
@@ -51,11 +50,11 @@ func transferOf(m peer.Message) (uint32, error) {
 	reason := m.Kind == wire.Withdrawn || m.Kind == wire.Declined
 	switch {
 	case len(m.Body) < least || len(m.Body) > most:
-		return 0, peererr.Violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
+		return 0, errs.Violation("a message of kind %d with %s instead of %d to %d", m.Kind, errs.Count(len(m.Body), "byte"), least, most)
 	case len(m.FDs) > carries || m.Kind == wire.Chunks && len(m.FDs) == 0:
-		return 0, peererr.Violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
+		return 0, errs.Violation("a message of kind %d with %s", m.Kind, errs.Count(len(m.FDs), "file descriptor"))
 	case reason && !utf8.Valid(m.Body[transferHeader:]):
-		return 0, peererr.Violation("a message of kind %d with a reason that is not UTF-8", m.Kind)
+		return 0, errs.Violation("a message of kind %d with a reason that is not UTF-8", m.Kind)
 	}
 	return numberAt(m.Body, 0), nil
 }
@@ -114,7 +113,7 @@ func reasonMessage(kind uint16, t uint32, reason error) peer.Message {
 
 // reasonOf returns the error of a transfer that the peer ended.
 func reasonOf(op string, m peer.Message) error {
-	return peererr.New(op, peer.ErrRefused, peererr.Words(string(m.Body[transferHeader:])), "the reason is the peer's own words")
+	return errs.Peer(op, peer.ErrRefused, errs.Words(string(m.Body[transferHeader:])), "the reason is the peer's own words")
 }
 
 // lost reports whether the descriptors of a message exceeded this process's limit.

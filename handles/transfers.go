@@ -8,9 +8,9 @@ import (
 	"sync"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -78,10 +78,10 @@ func connOf(op string, c *peer.Conn) (conn, error) {
 		in = link.Of(c)
 	}
 	if in == nil {
-		return conn{}, peererr.Invalid(op, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
+		return conn{}, errs.PeerInvalid(op, "a nil connection", "make one with Dial, Accept, Pair or Inherit")
 	}
 	if !in.Acquire() {
-		return conn{}, peererr.Closed(op, "connection")
+		return conn{}, errs.PeerClosed(op, "connection")
 	}
 	return conn{in, in.Inbox().(*transfers)}, nil
 }
@@ -95,7 +95,7 @@ func (c conn) turn(ctx context.Context, op string, s wait.Slot) error {
 	case <-c.Over():
 		return c.Ended(op)
 	default:
-		return peererr.Wait(ctx, op, "another goroutine was at it", "try again")
+		return errs.PeerWait(ctx, op, "another goroutine was at it", "try again")
 	}
 }
 
@@ -153,7 +153,7 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 	switch m.Kind {
 	case wire.Offer:
 		if !b.nextLocked(t) {
-			return false, peererr.Violation("offer %d behind %d, which has not ended", t, b.in.offered)
+			return false, errs.Violation("offer %d behind %d, which has not ended", t, b.in.offered)
 		}
 		b.in.offered = t
 		b.in.open = append(b.in.open, &transfer{number: t, offer: m})
@@ -165,7 +165,7 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 			return true, nil
 		}
 		if t > b.in.offered {
-			return false, peererr.Violation("part of transfer %d, which was not offered", t)
+			return false, errs.Violation("part of transfer %d, which was not offered", t)
 		}
 		for _, tr := range b.in.open {
 			if tr.number == t {
@@ -176,11 +176,11 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 	default: // a reply
 		switch {
 		case t > b.out.begun:
-			return false, peererr.Violation("a reply to transfer %d, of %d", t, b.out.begun)
+			return false, errs.Violation("a reply to transfer %d, of %d", t, b.out.begun)
 		case t != b.out.begun || b.out.begun == b.out.ended:
 			return false, nil
 		case len(b.out.replies) > 2*chunkWindow:
-			return false, peererr.Violation("more than %d replies to one transfer in flight", 2*chunkWindow)
+			return false, errs.Violation("more than %d replies to one transfer in flight", 2*chunkWindow)
 		}
 		b.out.replies = append(b.out.replies, m)
 		return true, nil
@@ -201,15 +201,15 @@ func (b *transfers) refuseLocked(withdrawn peer.Message) { b.in.refused = &withd
 func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
 	switch {
 	case tr.last:
-		return false, peererr.Violation("more of transfer %d, which the peer has ended", tr.number)
+		return false, errs.Violation("more of transfer %d, which the peer has ended", tr.number)
 	case m.Kind == wire.Confirmed && !tr.mapped:
-		return false, peererr.Violation("transfer %d confirmed before it was mapped", tr.number)
+		return false, errs.Violation("transfer %d confirmed before it was mapped", tr.number)
 	case m.Kind == wire.Withdrawn && !tr.taken:
 		b.endLocked(tr)
 		b.refuseLocked(m)
 		return true, nil
 	case len(tr.parts) > chunkWindow:
-		return false, peererr.Violation("more than %d parts of a transfer in flight", chunkWindow)
+		return false, errs.Violation("more than %d parts of a transfer in flight", chunkWindow)
 	}
 	tr.last = m.Kind != wire.Chunks && m.Kind != wire.Fabric
 	tr.parts = append(tr.parts, m)
@@ -272,7 +272,7 @@ func (c conn) awaitOwed(ctx context.Context, op, what string, from *[]peer.Messa
 		return ok
 	})
 	if errors.Is(err, peer.ErrTimeout) && ctx.Err() == nil {
-		err = peererr.Wrap(context.DeadlineExceeded, op, peer.ErrTimeout, fmt.Sprintf("no %s from the peer within %v", what, timeout),
+		err = errs.PeerCause(context.DeadlineExceeded, op, peer.ErrTimeout, fmt.Sprintf("no %s from the peer within %v", what, timeout),
 			"see what the peer waits for, or raise Options.Timeout")
 	}
 	return m, err

@@ -7,7 +7,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -86,7 +85,7 @@ func (d *Descriptor) MarshalBinary() ([]byte, error) {
 func (d *Descriptor) UnmarshalBinary(b []byte) error {
 	const op = "handles.Descriptor.UnmarshalBinary"
 	if len(b) > MaxDescriptorBytes {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(b), MaxDescriptorBytes),
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d bytes, of which a descriptor has at most %d", len(b), MaxDescriptorBytes),
 			"pass the bytes of one descriptor")
 	}
 	r := wire.Decoder{B: b}
@@ -95,7 +94,7 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 		return err
 	}
 	if left := len(r.B); left > 0 {
-		return peererr.New(op, ErrDescriptor, fmt.Sprintf("%s behind the sizes of %s", errs.Count(left, "byte"), errs.Count(len(n.Chunks), "chunk")), "pass the bytes of MarshalBinary and no more")
+		return errs.Peer(op, ErrDescriptor, fmt.Sprintf("%s behind the sizes of %s", errs.Count(left, "byte"), errs.Count(len(n.Chunks), "chunk")), "pass the bytes of MarshalBinary and no more")
 	}
 	*d = n
 	return nil
@@ -104,15 +103,15 @@ func (d *Descriptor) UnmarshalBinary(b []byte) error {
 // decodeDescriptor takes a descriptor from the front of a message.
 func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	if have := len(r.B); have < descriptorHeader {
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", have, descriptorHeader),
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("%d bytes, of which a descriptor has at least %d", have, descriptorHeader),
 			"pass all bytes of MarshalBinary")
 	}
 	if magic := r.Raw(len(descriptorMagic)); string(magic) != descriptorMagic {
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("it begins with %q instead of %q", magic, descriptorMagic),
 			"pass the bytes of MarshalBinary")
 	}
 	if v := r.Uint16(); v != descriptorVersion {
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("version %d, where this library knows %d", v, descriptorVersion),
 			"use the same version of this library in both processes")
 	}
 	n.Kind, n.Element = Kind(r.Uint8()), ElementType(r.Uint8())
@@ -121,7 +120,7 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	n.Location.Type = cuda.LocationType(r.Uint8())
 	flags := r.Uint8()
 	if flags&^(flagCompressible|flagRDMA) != 0 {
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("flags %#x", flags), "use the same version of this library in both processes")
 	}
 	n.Compressible, n.RDMA = flags&flagCompressible != 0, flags&flagRDMA != 0
 	n.Handle = vmm.HandleTypes(r.Uint16())
@@ -131,7 +130,7 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	copy(n.Exporter.Instance[:], r.Raw(len(n.Exporter.Instance)))
 	count := uint64(r.Uint32())
 	if have := uint64(len(r.B)); have < 8*count {
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("%d bytes for the sizes of %d chunks, which take %d", have, count, 8*count),
 			"pass all bytes of MarshalBinary")
 	}
 	if count > 0 {
@@ -140,13 +139,13 @@ func decodeDescriptor(op string, r *wire.Decoder) (n Descriptor, err error) {
 	for i := range n.Chunks {
 		c := r.Uint64()
 		if c > maxBytes { // and so within an int
-			return n, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("chunk %d has %s, where %s are the most", i, errs.Bytes(c), errs.Bytes(uint64(maxBytes))),
+			return n, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("chunk %d has %s, where %s are the most", i, errs.Bytes(c), errs.Bytes(uint64(maxBytes))),
 				"no device has that much: the exporter declared it wrong")
 		}
 		n.Chunks[i] = int(c)
 	}
 	if length > maxBytes { // as many elements have more bytes than that
-		return n, peererr.New(op, ErrDescriptor, fmt.Sprintf("a length of %d", length), "declare no more than there is")
+		return n, errs.Peer(op, ErrDescriptor, fmt.Sprintf("a length of %d", length), "declare no more than there is")
 	}
 	n.Length = int(length)
 	return n, n.check(op)

@@ -9,7 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -80,7 +79,7 @@ func importAs(op string, s *cuda.System, from driver.ShareableHandle, t driver.H
 		return nil, err
 	}
 	if h.IsMemory() {
-		err := peererr.New(op, handles.ErrMismatch, "a handle of ordinary memory, where one of a multicast object is imported", "pass what Object.Export or ExportFabric made")
+		err := errs.Peer(op, handles.ErrMismatch, "a handle of ordinary memory, where one of a multicast object is imported", "pass what Object.Export or ExportFabric made")
 		return nil, phys.Abandon(op, err, h)
 	}
 	return newObject(h, p, gran), nil

@@ -13,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -131,7 +130,7 @@ func (c *Conn) ended(op string) error {
 	if c.failed != nil {
 		return c.failed
 	}
-	return peererr.Closed(op, "connection")
+	return errs.PeerClosed(op, "connection")
 }
 
 // sockError ends a connection whose socket failed a receiver.
@@ -140,9 +139,9 @@ func (c *Conn) sockError(op string, err error) error {
 	case c.isOver() || wait.WasClosed(err):
 		return c.ended(op)
 	case errors.Is(err, io.EOF):
-		return c.fail(peererr.New(op, ErrGone, "", "connect again when it is back"))
+		return c.fail(errs.Peer(op, ErrGone, "", "connect again when it is back"))
 	}
-	return c.fail(peererr.System(op, "", err))
+	return c.fail(errs.SystemCall(op, "", err))
 }
 
 // greet waits for the peer's greeting.
@@ -158,7 +157,7 @@ func (c *Conn) greet(ctx context.Context, op string) error {
 	case <-c.greeted:
 		return nil
 	case <-ctx.Done():
-		return peererr.Wait(ctx, op, "no greeting from the peer yet", "try again")
+		return errs.PeerWait(ctx, op, "no greeting from the peer yet", "try again")
 	case <-c.over:
 		return c.ended(op)
 	}
@@ -209,9 +208,9 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 			return nil, c.sockError(op, err)
 		}
 		if ctx.Err() != nil {
-			return nil, peererr.Wait(ctx, op, "", "try again: nothing was lost")
+			return nil, errs.PeerWait(ctx, op, "", "try again: nothing was lost")
 		}
-		return nil, c.fail(peererr.Wrap(err, op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes within %v", c.limits.Timeout),
+		return nil, c.fail(errs.PeerCause(err, op, ErrTimeout, fmt.Sprintf("the peer did not finish what it owes within %v", c.limits.Timeout),
 			"see what it waits for, or raise Options.Timeout"))
 	}
 	if c.isOver() { // the packet was in the queue when the connection ended
@@ -231,10 +230,10 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 // sends (handles.SendBuffer).
 func (c *Conn) Receive(ctx context.Context) (m Message, err error) {
 	if !c.closer.Acquire() {
-		return Message{}, peererr.Closed(peererr.OpReceive, "connection")
+		return Message{}, errs.PeerClosed(errs.OpReceive, "connection")
 	}
 	defer c.closer.Release()
-	err = c.await(ctx, peererr.OpReceive, func() (ok bool) {
+	err = c.await(ctx, errs.OpReceive, func() (ok bool) {
 		m, ok = c.mailbox.takeProgram()
 		return ok
 	})
@@ -246,7 +245,7 @@ func (c *Conn) notTaken(ctx context.Context, op string) error {
 	case <-c.over:
 		return c.ended(op)
 	default:
-		return peererr.Wait(ctx, op, "another goroutine was at it", "try again")
+		return errs.PeerWait(ctx, op, "another goroutine was at it", "try again")
 	}
 }
 
@@ -258,7 +257,7 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 	const op = "peer.Conn.Send"
 	switch {
 	case m.Kind < 1 || m.Kind > MaxKind:
-		return peererr.Invalid(op, fmt.Sprintf("a message of kind %d", m.Kind), fmt.Sprintf("use 1 to %d", MaxKind))
+		return errs.PeerInvalid(op, fmt.Sprintf("a message of kind %d", m.Kind), fmt.Sprintf("use 1 to %d", MaxKind))
 	}
 	return c.transmit(ctx, op, m, 0)
 }
@@ -268,16 +267,16 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time.Duration) error {
 	switch {
 	case len(m.Body) > MaxBody:
-		return peererr.New(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
+		return errs.Peer(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
 	case len(m.FDs) > MaxFDs:
-		return peererr.New(op, ErrTooLarge, fmt.Sprintf("%d file descriptors, where %d is the most", len(m.FDs), MaxFDs), "send several messages")
+		return errs.Peer(op, ErrTooLarge, fmt.Sprintf("%d file descriptors, where %d is the most", len(m.FDs), MaxFDs), "send several messages")
 	}
 	if !c.closer.Acquire() {
-		return peererr.Closed(op, "connection")
+		return errs.PeerClosed(op, "connection")
 	}
 	defer c.closer.Release()
 	if ctx.Err() != nil {
-		return peererr.Wait(ctx, op, "", "nothing was sent")
+		return errs.PeerWait(ctx, op, "", "nothing was sent")
 	}
 	numbers := make([]int, len(m.FDs))
 	for i, f := range m.FDs {
@@ -292,7 +291,7 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time
 	}
 	if patience > 0 {
 		if !c.sending.Within(patience) {
-			return peererr.New(op, ErrTimeout, "another message is being sent", "try again")
+			return errs.Peer(op, ErrTimeout, "another message is being sent", "try again")
 		}
 	} else if !c.sending.Take(ctx, c.over) {
 		return c.notTaken(ctx, op)
@@ -326,7 +325,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 				continue
 			}
 			if !begun && ctx.Err() == nil {
-				return false, peererr.Wrap(err, op, ErrOpenFiles, "too many file descriptors of this user are in flight, not yet read by their receivers",
+				return false, errs.PeerCause(err, op, ErrOpenFiles, "too many file descriptors of this user are in flight, not yet read by their receivers",
 					"end the processes that do not read, or raise the limit of open files (ulimit -n)")
 			}
 			err = os.ErrDeadlineExceeded
@@ -334,14 +333,14 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		switch {
 		case err == nil:
 		case wait.TimedOut(err):
-			return begun, peererr.Wait(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, errs.Count(len(m.Body), "byte"), fds, errs.Count(len(numbers), "file descriptor")),
+			return begun, errs.PeerWait(ctx, op, fmt.Sprintf("%d of %s and %d of %s were sent", bytes, errs.Count(len(m.Body), "byte"), fds, errs.Count(len(numbers), "file descriptor")),
 				"see what the peer waits for, or raise Options.Timeout")
 		case c.isOver() || wait.WasClosed(err):
 			return begun, c.ended(op)
 		case errors.Is(err, io.EOF):
-			return begun, peererr.New(op, ErrGone, "", "Receive returns the peer's reason, if it gave one")
+			return begun, errs.Peer(op, ErrGone, "", "Receive returns the peer's reason, if it gave one")
 		default:
-			return begun, peererr.System(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), errs.Count(with, "file descriptor")), err)
+			return begun, errs.SystemCall(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), errs.Count(with, "file descriptor")), err)
 		}
 		if patience > 0 && !begun {
 			limit = time.Now().Add(c.limits.Timeout) // a message that has begun must be finished

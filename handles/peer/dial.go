@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -44,7 +44,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	}
 	if err != nil {
 		_ = s.Close()
-		return nil, peererr.Wrap(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the intended one")
+		return nil, errs.PeerCause(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the intended one")
 	}
 	c := newConn(s, o)
 	c.peer, c.known = cred, true
@@ -72,7 +72,7 @@ func DialWait(ctx context.Context, path string, o Options) (*Conn, error) {
 		case !unserved || ctx.Err() == nil:
 			return nil, err
 		}
-		return nil, peererr.Wait(ctx, "peer.DialWait", fmt.Sprintf("no process serves socket %q", path), "start the process that serves it, and name the same path in both")
+		return nil, errs.PeerWait(ctx, "peer.DialWait", fmt.Sprintf("no process serves socket %q", path), "start the process that serves it, and name the same path in both")
 	}
 }
 
@@ -106,11 +106,11 @@ func dial(ctx context.Context, op string, d *sock.Dir, path, name string, timeou
 		}
 		switch {
 		case sock.NotListening(err):
-			return nil, peererr.Wrap(err, op, ErrGone, "no process serves "+asked, "start the process that serves it")
+			return nil, errs.PeerCause(err, op, ErrGone, "no process serves "+asked, "start the process that serves it")
 		case sock.Busy(err) || ctx.Err() != nil:
-			return nil, peererr.Wait(ctx, op, met, "see whether the process that serves it accepts connections")
+			return nil, errs.PeerWait(ctx, op, met, "see whether the process that serves it accepts connections")
 		}
-		return nil, peererr.System(op, asked, err)
+		return nil, errs.SystemCall(op, asked, err)
 	}
 }
 
@@ -134,7 +134,7 @@ func unlocked(ctx context.Context, d *sock.Dir, limit time.Time) bool {
 func Pair(o Options) (*Conn, *os.File, error) {
 	s, f, err := sock.Pair()
 	if err != nil {
-		return nil, nil, peererr.System("peer.Pair", "a socketpair", err)
+		return nil, nil, errs.SystemCall("peer.Pair", "a socketpair", err)
 	}
 	return newConn(s, o.withDefaults()), f, nil
 }
@@ -145,14 +145,14 @@ func Pair(o Options) (*Conn, *os.File, error) {
 func Inherit(f *os.File, o Options) (*Conn, error) {
 	const op = "peer.Inherit"
 	if f == nil {
-		return nil, peererr.Invalid(op, "a nil file", "pass the file that the parent made with Pair")
+		return nil, errs.PeerInvalid(op, "a nil file", "pass the file that the parent made with Pair")
 	}
 	s, err := sock.FromFile(f)
 	if err != nil {
 		if errors.Is(err, sock.ErrNoSocket) {
-			return nil, peererr.Wrap(err, op, cuda.ErrInvalidArgument, f.Name(), "pass the file that the parent made with Pair")
+			return nil, errs.PeerCause(err, op, cuda.ErrInvalidArgument, f.Name(), "pass the file that the parent made with Pair")
 		}
-		return nil, peererr.System(op, f.Name(), err)
+		return nil, errs.SystemCall(op, f.Name(), err)
 	}
 	f.Close()
 	return newConn(s, o.withDefaults()), nil

@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
 // Errors between processes; test for them with errors.Is. The error
@@ -69,7 +68,7 @@ type ServedError struct {
 func (e *ServedError) Error() string { return fmt.Sprintf("%v serves %q", e.By, e.Path) }
 
 func init() {
-	peererr.Set(peererr.Type{
+	errs.SetPeer(errs.PeerType{
 		New: func(op string, kind error, asked string, cause error, hint string) error {
 			return &Error{Op: op, Asked: asked, Hint: hint, kind: kind, cause: cause}
 		},

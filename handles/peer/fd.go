@@ -11,10 +11,10 @@ import (
 	"syscall"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
 // FD owns a file descriptor, which is closed on exec. Its methods are safe for
@@ -63,9 +63,9 @@ func LostFDs() int { return int(fds.lost.Load()) }
 func NewFD(n int) (*FD, error) {
 	if err := fd.Take(n); err != nil {
 		if errors.Is(err, syscall.EBADF) {
-			return nil, peererr.Wrap(err, "peer.NewFD", cuda.ErrInvalidArgument, fmt.Sprintf("file descriptor %d", n), "pass one that is open")
+			return nil, errs.PeerCause(err, "peer.NewFD", cuda.ErrInvalidArgument, fmt.Sprintf("file descriptor %d", n), "pass one that is open")
 		}
-		return nil, peererr.System("peer.NewFD", fmt.Sprintf("file descriptor %d", n), err)
+		return nil, errs.SystemCall("peer.NewFD", fmt.Sprintf("file descriptor %d", n), err)
 	}
 	return own(n), nil
 }
@@ -155,9 +155,9 @@ func (f *FD) String() string {
 func (f *FD) hold(op, what string) error {
 	switch {
 	case f == nil || f.s == nil:
-		return peererr.Invalid(op, what+" is nil", "pass an open one, as NewFD and Receive return")
+		return errs.PeerInvalid(op, what+" is nil", "pass an open one, as NewFD and Receive return")
 	case !f.s.closer.Acquire():
-		return peererr.Closed(op, what)
+		return errs.PeerClosed(op, what)
 	}
 	return nil
 }
@@ -168,7 +168,7 @@ func (f *FD) hold(op, what string) error {
 func (f *FD) Use(do func(n int) error) error {
 	const op = "peer.FD.Use"
 	if do == nil {
-		return peererr.Invalid(op, "no function", "pass the function that uses the number")
+		return errs.PeerInvalid(op, "no function", "pass the function that uses the number")
 	}
 	if err := f.hold(op, "file descriptor"); err != nil {
 		return err
@@ -188,7 +188,7 @@ func (f *FD) Dup() (*FD, error) {
 	defer f.s.closer.Release()
 	n, err := fd.Dup(f.s.n)
 	if err != nil {
-		return nil, peererr.System(op, f.String(), err)
+		return nil, errs.SystemCall(op, f.String(), err)
 	}
 	d := own(n)
 	d.s.foreign.Store(f.s.foreign.Load()) // the last descriptor that is closed closes the file
@@ -198,7 +198,7 @@ func (f *FD) Dup() (*FD, error) {
 // File closes the FD and returns a file that owns the descriptor.
 func (f *FD) File(name string) (*os.File, error) {
 	if f == nil || f.s == nil {
-		return nil, peererr.Invalid("peer.FD.File", "file descriptor is nil", "pass an open one, as NewFD and Receive return")
+		return nil, errs.PeerInvalid("peer.FD.File", "file descriptor is nil", "pass an open one, as NewFD and Receive return")
 	}
 	var file *os.File
 	_ = f.s.closer.Close(func() error {
@@ -209,7 +209,7 @@ func (f *FD) File(name string) (*os.File, error) {
 		return nil
 	})
 	if file == nil {
-		return nil, peererr.Closed("peer.FD.File", "file descriptor")
+		return nil, errs.PeerClosed("peer.FD.File", "file descriptor")
 	}
 	return file, nil
 }
@@ -239,7 +239,7 @@ func (f *FD) Close() error {
 		fd.Await(done)
 	}
 	if err != nil {
-		return peererr.System("peer.FD.Close", f.String(), err)
+		return errs.SystemCall("peer.FD.Close", f.String(), err)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (f *FD) Close() error {
 // CloseAll closes descriptors, foreign files concurrently, so that it waits no longer
 // than Close does for one. It skips nil ones.
 func CloseAll(all []*FD) error {
-	var errs []error
+	var failed []error
 	var away []<-chan struct{}
 	for _, f := range all {
 		if f == nil || f.s == nil {
@@ -256,12 +256,12 @@ func CloseAll(all []*FD) error {
 		f.cleanup.Stop()
 		done, err := f.s.close()
 		if err != nil {
-			errs = append(errs, peererr.System("peer.FD.Close", f.String(), err))
+			failed = append(failed, errs.SystemCall("peer.FD.Close", f.String(), err))
 		}
 		if done != nil {
 			away = append(away, done)
 		}
 	}
 	fd.Await(away...)
-	return errors.Join(errs...)
+	return errors.Join(failed...)
 }

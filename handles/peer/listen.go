@@ -12,8 +12,8 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -50,12 +50,12 @@ func Listen(dir, name string, o Options) (*Listener, error) {
 		return nil, err
 	}
 	if dir == "" {
-		return nil, peererr.Invalid(op, `directory ""`, "name one of this user's own")
+		return nil, errs.PeerInvalid(op, `directory ""`, "name one of this user's own")
 	}
 	o = o.withDefaults()
 	dir, err := filepath.Abs(dir) // cleaned, too: a slash behind a link would follow it
 	if err != nil {
-		return nil, peererr.System(op, "this process's directory", err)
+		return nil, errs.SystemCall(op, "this process's directory", err)
 	}
 	d, err := openDir(op, dir, true)
 	if err != nil {
@@ -72,7 +72,7 @@ func Listen(dir, name string, o Options) (*Listener, error) {
 
 func checkName(op, name string) error {
 	if name == "" || name == "." || name == ".." || strings.ContainsAny(name, "/\x00") || len(name) > maxName {
-		return peererr.Invalid(op, fmt.Sprintf("a socket of the name %q", name),
+		return errs.PeerInvalid(op, fmt.Sprintf("a socket of the name %q", name),
 			fmt.Sprintf("use 1 to %d bytes without a slash", maxName))
 	}
 	return nil
@@ -86,17 +86,17 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 	switch {
 	case err == nil:
 	case sock.NoDir(err):
-		return nil, peererr.Wrap(err, op, ErrPeer, asked+" is a symbolic link or no directory", "name the directory itself")
+		return nil, errs.PeerCause(err, op, ErrPeer, asked+" is a symbolic link or no directory", "name the directory itself")
 	case create && errors.Is(err, fs.ErrNotExist):
-		return nil, peererr.Wrap(err, op, nil, asked, "make the folder above it first")
+		return nil, errs.PeerCause(err, op, nil, asked, "make the folder above it first")
 	default:
-		return nil, peererr.System(op, asked, err)
+		return nil, errs.SystemCall(op, asked, err)
 	}
 	switch {
 	case d.Mode != 0o700:
-		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users could put a socket there: use a directory of mode 0700")
+		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users could put a socket there: use a directory of mode 0700")
 	case create && sameUser(Credentials{UID: d.Owner}) != nil:
-		err = peererr.New(op, ErrPeer, fmt.Sprintf("%s belongs to user %d", asked, d.Owner), "use a directory of this process's user")
+		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s belongs to user %d", asked, d.Owner), "use a directory of this process's user")
 	}
 	if err != nil {
 		_ = d.Close()
@@ -122,19 +122,19 @@ func (l *Listener) bind(op, name string) error {
 	case errors.Is(err, sock.ErrLocked):
 		return l.locked(op)
 	case errors.Is(err, sock.ErrNotSocket):
-		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("%q is not a socket of this user", l.path), "use another name, or remove it")
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("%q is not a socket of this user", l.path), "use another name, or remove it")
 	case errors.As(err, &served) && served.Dial != nil:
-		return peererr.Wrap(served.Dial, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
+		return errs.PeerCause(served.Dial, op, cuda.ErrInUse, fmt.Sprintf("a process serves %q", l.path), "use another name, or end that process")
 	case served != nil:
-		return peererr.Wrap(&ServedError{Path: l.path, By: Credentials(served.By)}, op, cuda.ErrInUse, "",
+		return errs.PeerCause(&ServedError{Path: l.path, By: Credentials(served.By)}, op, cuda.ErrInUse, "",
 			"connect to it if it took over what this process served before it ended; otherwise use another name, or end that process")
 	}
-	return peererr.System(op, fmt.Sprintf("socket %q", l.path), err)
+	return errs.SystemCall(op, fmt.Sprintf("socket %q", l.path), err)
 }
 
 // locked returns the error of a lock that was not released in time.
 func (l *Listener) locked(op string) error {
-	return peererr.New(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
+	return errs.Peer(op, ErrTimeout, fmt.Sprintf("another process has held the lock of the directory of %q for %v", l.path, l.options.Timeout),
 		"end the process of this user that hangs there")
 }
 
@@ -150,7 +150,7 @@ func (l *Listener) Path() string { return l.path }
 func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	const op = "peer.Listener.Accept"
 	if !l.closer.Acquire() {
-		return nil, peererr.Closed(op, "listener")
+		return nil, errs.PeerClosed(op, "listener")
 	}
 	defer l.closer.Release()
 	if !l.accepting.Take(ctx, l.ctx.Done()) {
@@ -171,7 +171,7 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 		case wait.TimedOut(err) || wait.WasClosed(err):
 			return nil, l.notAccepted(ctx, op)
 		default:
-			return nil, peererr.System(op, l.path, err)
+			return nil, errs.SystemCall(op, l.path, err)
 		}
 		cred, err := admit(s, l.options)
 		if err == nil {
@@ -187,9 +187,9 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 
 func (l *Listener) notAccepted(ctx context.Context, op string) error {
 	if l.ctx.Err() != nil {
-		return peererr.Closed(op, "listener")
+		return errs.PeerClosed(op, "listener")
 	}
-	return peererr.Wait(ctx, op, l.path, "no peer connected: start one")
+	return errs.PeerWait(ctx, op, l.path, "no peer connected: start one")
 }
 
 // admit returns the peer's credentials, and the policy's error if it is refused.
@@ -199,7 +199,7 @@ func admit(s *sock.Conn, o Options) (Credentials, error) {
 		return Credentials{}, err
 	}
 	p := Credentials(cred)
-	err = peererr.New("peer.Options.Allow", ErrPeer, "the function panicked", "see the log")
+	err = errs.Peer("peer.Options.Allow", ErrPeer, "the function panicked", "see the log")
 	core.Hook(o.Log, "peer.Options.Allow", func() { err = o.Allow(p) })
 	return p, err
 }
@@ -230,7 +230,7 @@ func (l *Listener) removeOwn(op string) error {
 	case errors.Is(err, sock.ErrLocked):
 		return l.locked(op)
 	case err != nil:
-		return peererr.System(op, l.path, err)
+		return errs.SystemCall(op, l.path, err)
 	}
 	return nil
 }

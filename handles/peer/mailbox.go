@@ -6,7 +6,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -68,11 +67,11 @@ func (b *mailbox) sort(m Message) (keep bool, err error) {
 		return true, nil
 	case m.Kind == wire.Warning:
 		if len(m.Body)+len(m.FDs) > 0 {
-			err = peererr.Violation("a warning with %s and %s", errs.Count(len(m.Body), "byte"), errs.Count(len(m.FDs), "file descriptor"))
+			err = errs.Violation("a warning with %s and %s", errs.Count(len(m.Body), "byte"), errs.Count(len(m.FDs), "file descriptor"))
 		}
 		return false, err
 	case b.inbox == nil:
-		return false, peererr.Violation("memory (a message of kind %#x), but this program does not import package handles", m.Kind)
+		return false, errs.Violation("memory (a message of kind %#x), but this program does not import package handles", m.Kind)
 	}
 	return b.inbox.Sort(m)
 }
@@ -124,7 +123,7 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 		case <-changed:
 			continue
 		case <-ctx.Done():
-			return peererr.Wait(ctx, op, "", "try again: nothing was lost")
+			return errs.PeerWait(ctx, op, "", "try again: nothing was lost")
 		case <-c.over:
 			return c.ended(op)
 		}

@@ -5,7 +5,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -118,35 +117,35 @@ func (h *header) append(b []byte) []byte {
 // with it, unless some were lost, and version the agreed version.
 func parseHeader(p []byte, fds int, lost bool, version uint16) (h header, err error) {
 	if len(p) < packetHeader {
-		return h, peererr.Violation("a packet of %s, where the header alone has %d", errs.Count(len(p), "byte"), packetHeader)
+		return h, errs.Violation("a packet of %s, where the header alone has %d", errs.Count(len(p), "byte"), packetHeader)
 	}
 	r := wire.Decoder{B: p}
 	if magic := r.Raw(len(packetMagic)); string(magic) != packetMagic {
-		return h, peererr.Violation("a packet that begins with %q instead of %q", magic, packetMagic)
+		return h, errs.Violation("a packet that begins with %q instead of %q", magic, packetMagic)
 	}
 	h.version, h.kind = r.Uint16(), r.Uint16()
 	if h.kind == wire.Refusal {
 		version = firstVersion
 	}
 	if h.version != version {
-		return h, peererr.Violation("a packet of version %d, where %d was agreed on", h.version, version)
+		return h, errs.Violation("a packet of version %d, where %d was agreed on", h.version, version)
 	}
 	copy(h.to[:], r.Raw(len(h.to)))
 	h.sequence = r.Uint64()
 	h.bytes, h.fds, h.allBytes, h.allFDs = r.Uint32(), r.Uint32(), r.Uint32(), r.Uint32()
 	switch {
 	case uint64(h.bytes) != uint64(len(r.B)):
-		return h, peererr.Violation("a packet that declares %d bytes and has %d", h.bytes, len(r.B))
+		return h, errs.Violation("a packet that declares %d bytes and has %d", h.bytes, len(r.B))
 	case h.fds > sock.MaxFDs:
-		return h, peererr.Violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
+		return h, errs.Violation("a packet that declares %d file descriptors, where %d is the most", h.fds, sock.MaxFDs)
 	case lost:
 	case int(h.fds) > fds:
-		return h, peererr.FilesLost(fmt.Sprintf("a packet declares %s, of which %d came", errs.Count(int(h.fds), "file descriptor"), fds))
+		return h, errs.FilesLost(fmt.Sprintf("a packet declares %s, of which %d came", errs.Count(int(h.fds), "file descriptor"), fds))
 	case int(h.fds) < fds:
-		return h, peererr.Violation("a packet that declares %s and has %d", errs.Count(int(h.fds), "file descriptor"), fds)
+		return h, errs.Violation("a packet that declares %s and has %d", errs.Count(int(h.fds), "file descriptor"), fds)
 	}
 	if h.bytes > h.allBytes || h.fds > h.allFDs {
-		return h, peererr.Violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
+		return h, errs.Violation("a packet with more than its message: %d of %d bytes, %d of %d file descriptors", h.bytes, h.allBytes, h.fds, h.allFDs)
 	}
 	return h, nil
 }
@@ -203,7 +202,7 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 	case !in.greeted:
 		return nil, in.greeting(h, body)
 	case h.to != in.own:
-		return nil, peererr.Violation("a packet of another connection")
+		return nil, errs.Violation("a packet of another connection")
 	}
 	if err := in.begin(h); err != nil {
 		return nil, err
@@ -214,7 +213,7 @@ func (in *inbound) parse(p []byte, fds []*FD, lost bool) (*Message, error) {
 // header reads a packet's header, and checks what does not depend on the message.
 func (in *inbound) header(p []byte, fds int, lost bool) (header, error) {
 	if lost && len(p) > packetHeader+packetBody {
-		return header{}, peererr.Violation("a packet of more than %d bytes", packetHeader+packetBody)
+		return header{}, errs.Violation("a packet of more than %d bytes", packetHeader+packetBody)
 	}
 	version := in.version
 	if !in.greeted {
@@ -225,9 +224,9 @@ func (in *inbound) header(p []byte, fds int, lost bool) (header, error) {
 	case err != nil:
 		return h, err
 	case lost && (in.limits.MayLose == nil || !in.limits.MayLose(h.kind)):
-		return h, peererr.FilesLost("file descriptors of a packet were dropped")
+		return h, errs.FilesLost("file descriptors of a packet were dropped")
 	case h.sequence != in.sequence:
-		return h, peererr.Violation("packet %d, where %d is the next", h.sequence, in.sequence)
+		return h, errs.Violation("packet %d, where %d is the next", h.sequence, in.sequence)
 	}
 	in.sequence++
 	return h, nil
@@ -237,21 +236,21 @@ func (in *inbound) header(p []byte, fds int, lost bool) (header, error) {
 // this side's nonce.
 func (in *inbound) refusal(h header, body []byte) error {
 	if h.to != in.own && h.to != (nonce{}) {
-		return peererr.Violation("a refusal of another connection")
+		return errs.Violation("a refusal of another connection")
 	}
-	return peererr.New(peererr.OpReceive, ErrRefused, peererr.Words(string(body[:min(len(body), wire.MaxReason)])), "the reason is the peer's own words")
+	return errs.Peer(errs.OpReceive, ErrRefused, errs.Words(string(body[:min(len(body), wire.MaxReason)])), "the reason is the peer's own words")
 }
 
 // greeting reads the peer's first packet, and settles the version.
 func (in *inbound) greeting(h header, body []byte) error {
 	if h.kind != wire.Greeting || h.to != (nonce{}) || len(body) < greetingBytes || len(body) > mostGreeting || h.allBytes != h.bytes || h.allFDs != 0 {
-		return peererr.Violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
+		return errs.Violation("something other than a greeting (kind %d, %d bytes, %d file descriptors)", h.kind, h.allBytes, h.allFDs)
 	}
 	r := wire.Decoder{B: body}
 	copy(in.peer[:], r.Raw(len(in.peer)))
 	peer := versions{r.Uint16(), r.Uint16()}
 	if in.version = in.versions.with(peer); in.version == 0 {
-		return peererr.New(peererr.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
+		return errs.Peer(errs.OpReceive, ErrProtocol, fmt.Sprintf("the peer speaks versions %d to %d, and this process %d to %d", peer.least, peer.most, in.versions.least, in.versions.most),
 			"use versions of this library in both processes that have one in common")
 	}
 	if len(r.B) >= 4 {
@@ -266,20 +265,20 @@ func (in *inbound) greeting(h header, body []byte) error {
 func (in *inbound) begin(h header) error {
 	if in.begun {
 		if f := in.first; h.kind != f.kind || h.allBytes != f.allBytes || h.allFDs != f.allFDs {
-			return peererr.Violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
+			return errs.Violation("the parts of a message differ: kinds %d and %d, %d and %d bytes, %d and %d file descriptors",
 				f.kind, h.kind, f.allBytes, h.allBytes, f.allFDs, h.allFDs)
 		}
 		return nil
 	}
 	switch {
 	case h.kind < 1 || h.kind > wire.LastKind:
-		return peererr.Violation("a message of kind %d, where 1 to %d are", h.kind, wire.LastKind)
+		return errs.Violation("a message of kind %d, where 1 to %d are", h.kind, wire.LastKind)
 	case h.allBytes > MaxBody:
-		return peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
+		return errs.Peer(errs.OpReceive, ErrTooLarge, fmt.Sprintf("a message of %d bytes, where %d is the most", h.allBytes, MaxBody), "send less in a message")
 	case in.limits.NoFDs && h.allFDs > 0:
-		return peererr.Violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
+		return errs.Violation("a message with %s, where none has any", errs.Count(int(h.allFDs), "file descriptor"))
 	case uint64(h.allFDs) > uint64(in.limits.MaxFDs) && (h.kind <= MaxKind || h.allFDs > wire.MaxBatch || in.limits.MaxFDs == 0):
-		return peererr.New(peererr.OpReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.limits.MaxFDs),
+		return errs.Peer(errs.OpReceive, ErrTooLarge, fmt.Sprintf("a message with %s, where %d is the most", errs.Count(int(h.allFDs), "file descriptor"), in.limits.MaxFDs),
 			"send fewer in a message, or raise the receiver's Options.MaxFDs")
 	}
 	in.begun, in.first, in.part = true, h, Message{Kind: h.kind}
@@ -294,9 +293,9 @@ func (in *inbound) join(h header, body []byte, fds []*FD, lost bool) (*Message, 
 	whole := haveBytes == int(h.allBytes) && haveFDs == int(h.allFDs)
 	switch {
 	case haveBytes > int(h.allBytes) || haveFDs > int(h.allFDs):
-		return nil, peererr.Violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
+		return nil, errs.Violation("the parts of a message have %d of %d bytes, %d of %d file descriptors", haveBytes, h.allBytes, haveFDs, h.allFDs)
 	case !whole && len(body) == 0 && h.fds == 0:
-		return nil, peererr.Violation("an empty part of a message")
+		return nil, errs.Violation("an empty part of a message")
 	}
 	m := &in.part
 	m.Body, m.FDs = append(m.Body, body...), append(m.FDs, fds...)

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"unicode/utf8"
 
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )
@@ -17,7 +17,7 @@ func TestReasonsAreCutBetweenCharacters(t *testing.T) {
 	for n := range 4 {
 		reason := strings.Repeat("x", wire.MaxReason-n) + "€€€"
 		near, far := linkedPair(t)
-		_ = near.fail(peererr.New("x", ErrProtocol, reason, ""))
+		_ = near.fail(errs.Peer("x", ErrProtocol, reason, ""))
 		_, err := far.Receive(moment(t))
 		require.ErrorIs(t, err, ErrRefused)
 		require.NotContains(t, err.Error(), `\x`)

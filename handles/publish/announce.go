@@ -13,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
@@ -42,7 +41,7 @@ func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda
 		case err != nil:
 			return 0, err
 		case bytes > p.memory.Used():
-			return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("a length of %d, where %d are in use", length, p.memory.Used()/p.unit), "append or resize first")
+			return 0, errs.Peer(op, cuda.ErrOutOfRange, fmt.Sprintf("a length of %d, where %d are in use", length, p.memory.Used()/p.unit), "append or resize first")
 		}
 		return length, nil
 	})
@@ -63,9 +62,9 @@ func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams .
 		case err != nil:
 			return 0, err
 		case from < 0 || from > to:
-			return 0, peererr.Invalid(op, fmt.Sprintf("elements %d to %d", from, to), "give a range from 0 or more that does not end before it begins")
+			return 0, errs.PeerInvalid(op, fmt.Sprintf("elements %d to %d", from, to), "give a range from 0 or more that does not end before it begins")
 		case bytes > p.memory.Used():
-			return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("elements %d to %d, where %d are in use", from, to, p.memory.Used()/p.unit), "append them first")
+			return 0, errs.Peer(op, cuda.ErrOutOfRange, fmt.Sprintf("elements %d to %d, where %d are in use", from, to, p.memory.Used()/p.unit), "append them first")
 		}
 		shown := int(p.view.length)
 		p.written.add(span{from, to})
@@ -86,7 +85,7 @@ func (p *Publication) turn(ctx context.Context, op string) error {
 		if p.ctx.Err() != nil {
 			return p.closed(op)
 		}
-		return peererr.Wait(ctx, op, "another change is under way", "try again: nothing was announced")
+		return errs.PeerWait(ctx, op, "another change is under way", "try again: nothing was announced")
 	}
 	if p.over() {
 		p.changes.Give()
@@ -125,7 +124,7 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 	case err != nil || length == behindGap:
 		return err
 	case uint64(length) < shown:
-		return peererr.Invalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink, also after a Resize to less than what is shown")
+		return errs.PeerInvalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink, also after a Resize to less than what is shown")
 	}
 	// Held first, so that the viewed chunks stay in the buffer.
 	bytes := uint64(length) * p.unit
@@ -167,23 +166,23 @@ func (p *Publication) behind(ctx context.Context, op string, streams []*core.Str
 		}
 	}
 	if ctx.Err() != nil {
-		return peererr.Wait(ctx, op, "", "try again: nothing was announced")
+		return errs.PeerWait(ctx, op, "", "try again: nothing was announced")
 	}
 	return nil
 }
 
 func (p *Publication) closed(op string) error {
-	return peererr.Closed(op, fmt.Sprintf("publication %q", p.name))
+	return errs.PeerClosed(op, fmt.Sprintf("publication %q", p.name))
 }
 
 // announce exports new memory, and writes the next generation to the words in their
 // turn. The caller closes the exports that are returned.
 func (p *Publication) announce(op string, next share.View) ([]*peer.FD, error) {
 	if len(next.Chunks) > handles.MaxChunks {
-		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), handles.MaxChunks), "use larger chunks")
+		return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), handles.MaxChunks), "use larger chunks")
 	}
 	if p.used >= lastGeneration {
-		return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
+		return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
 	}
 	// Chunks beyond one update are exported when they are sent, and so are all if the
 	// budget of descriptors has too little left: announcing waits for no follower.
@@ -312,7 +311,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 		return gone, lost, nil, err
 	}
 	if shown := p.view.length; uint64(length) > shown {
-		return gone, lost, nil, peererr.Invalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
+		return gone, lost, nil, errs.PeerInvalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
 	}
 	if gone, err = cut.Shrink(bytes, streams); err != nil {
 		return gone, lost, nil, err
@@ -355,9 +354,9 @@ func (p *Publication) may(op string, length int) (bytes uint64, err error) {
 	case p.over():
 		return 0, p.closed(op)
 	case length < 0:
-		return 0, peererr.Invalid(op, fmt.Sprintf("a length of %d", length), "give a length of 0 or more")
+		return 0, errs.PeerInvalid(op, fmt.Sprintf("a length of %d", length), "give a length of 0 or more")
 	case uint64(length) > math.MaxInt64/p.unit:
-		return 0, peererr.New(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, errs.Count(p.unit, "byte")), "announce what the buffer has")
+		return 0, errs.Peer(op, cuda.ErrOutOfRange, fmt.Sprintf("%d elements of %s", length, errs.Count(p.unit, "byte")), "announce what the buffer has")
 	}
 	return uint64(length) * p.unit, nil
 }

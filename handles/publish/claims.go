@@ -9,7 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -33,16 +33,16 @@ func (k *Client) place(op string) (place, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.folder == nil {
-		return place{}, peererr.Closed(op, "follower's client")
+		return place{}, errs.PeerClosed(op, "follower's client")
 	}
 	dir := filepath.Dir(k.path)
 	now, err := sock.OpenDir(dir, false)
 	if err != nil {
-		return place{}, peererr.System(op, fmt.Sprintf("directory %q", dir), err)
+		return place{}, errs.SystemCall(op, fmt.Sprintf("directory %q", dir), err)
 	}
 	if !now.Same(k.folder) {
 		_ = now.Close()
-		return place{}, peererr.New(op, peer.ErrPeer, fmt.Sprintf("directory %q is another one than the publisher's", dir), "leave the publisher's in its place: its processes agree there on who publishes")
+		return place{}, errs.Peer(op, peer.ErrPeer, fmt.Sprintf("directory %q is another one than the publisher's", dir), "leave the publisher's in its place: its processes agree there on who publishes")
 	}
 	return place{k.path, now}, nil
 }
@@ -103,30 +103,30 @@ func (p place) locked(ctx context.Context, op string, f func(all []claim) ([]cla
 	for {
 		ok, err := p.folder.TryLock()
 		if err != nil {
-			return peererr.System(op, p.path, err)
+			return errs.SystemCall(op, p.path, err)
 		}
 		if ok {
 			break
 		}
 		if !wait.Sleep(ctx, time.Millisecond) {
-			return peererr.Wait(ctx, op, fmt.Sprintf("another process has the lock of the folder of %q", p.path), "end the process of this user that hangs there")
+			return errs.PeerWait(ctx, op, fmt.Sprintf("another process has the lock of the folder of %q", p.path), "end the process of this user that hangs there")
 		}
 	}
 	defer p.folder.Unlock()
 	file := filepath.Join(filepath.Dir(p.path), p.file())
 	b, err := p.folder.ReadFile(p.file(), len(claimsMagic)+6+maxClaims*claimBytes+1)
 	if err != nil {
-		return peererr.System(op, file, err)
+		return errs.SystemCall(op, file, err)
 	}
 	all, err := decodeClaims(b)
 	if err != nil {
-		return peererr.Wrap(err, op, peer.ErrProtocol, fmt.Sprintf("file %q", file), "remove it once every process has ended that published at the socket")
+		return errs.PeerCause(err, op, peer.ErrProtocol, fmt.Sprintf("file %q", file), "remove it once every process has ended that published at the socket")
 	}
 	if all, err = f(all); err != nil || all == nil {
 		return err
 	}
 	if err := p.folder.WriteFile(p.file(), encodeClaims(all)); err != nil {
-		return peererr.System(op, file, err)
+		return errs.SystemCall(op, file, err)
 	}
 	return nil
 }
@@ -136,18 +136,18 @@ func (p place) locked(ctx context.Context, op string, f func(all []claim) ([]cla
 func owner(op string, all []claim, id identity) (*sock.Process, error) {
 	self, err := sock.Self()
 	if err != nil {
-		return nil, peererr.System(op, "this process", err)
+		return nil, errs.SystemCall(op, "this process", err)
 	}
 	i := slices.IndexFunc(all, func(c claim) bool { return c.publication == id })
 	switch {
 	case i < 0 || all[i].by == self:
 		return nil, nil
 	case all[i].by.Namespace != self.Namespace:
-		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("the end of process %d of another pid namespace, which took publication %x over", all[i].by.PID, id), "run both in one pid namespace")
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("the end of process %d of another pid namespace, which took publication %x over", all[i].by.PID, id), "run both in one pid namespace")
 	}
 	p, err := all[i].by.Open()
 	if err != nil {
-		return nil, peererr.System(op, fmt.Sprintf("process %d, which took publication %x over", all[i].by.PID, id), err)
+		return nil, errs.SystemCall(op, fmt.Sprintf("process %d, which took publication %x over", all[i].by.PID, id), err)
 	}
 	return p, nil
 }
@@ -180,7 +180,7 @@ func (p place) take(ctx context.Context, op string, id identity) (taken bool, un
 		}
 		self, err := sock.Self()
 		if err != nil {
-			return nil, peererr.System(op, "this process", err)
+			return nil, errs.SystemCall(op, "this process", err)
 		}
 		taken = true
 		mine := claim{publication: id, epoch: 1, by: self}
@@ -194,7 +194,7 @@ func (p place) take(ctx context.Context, op string, id identity) (taken bool, un
 			}
 		}
 		if len(kept) >= maxClaims {
-			return nil, peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d publications of one socket that were taken over", len(kept)+1), "end some of the processes that took them over")
+			return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d publications of one socket that were taken over", len(kept)+1), "end some of the processes that took them over")
 		}
 		return append(kept, mine), nil
 	})
@@ -231,9 +231,9 @@ func lives(id sock.ProcessID) bool {
 func awaitEnd(ctx context.Context, op string, p *sock.Process, what string) error {
 	if err := p.Wait(ctx); err != nil {
 		if ctx.Err() != nil {
-			return peererr.Wait(ctx, op, what, "end it, or wait longer")
+			return errs.PeerWait(ctx, op, what, "end it, or wait longer")
 		}
-		return peererr.System(op, "the publisher's process", err)
+		return errs.SystemCall(op, "the publisher's process", err)
 	}
 	return nil
 }

@@ -9,9 +9,9 @@ import (
 
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -64,7 +64,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	if b := o.ComeBack; b != nil {
 		back := *b
 		if back.First < 0 || back.Most < 0 {
-			return nil, peererr.Invalid(op, "a negative pause", "use 0 for the default")
+			return nil, errs.PeerInvalid(op, "a negative pause", "use 0 for the default")
 		}
 		if back.First == 0 {
 			back.First = 10 * time.Millisecond
@@ -76,7 +76,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	}
 	path, err := filepath.Abs(path) // a later chdir changes nothing
 	if err != nil {
-		return nil, peererr.System(op, "this process's directory", err)
+		return nil, errs.SystemCall(op, "this process's directory", err)
 	}
 	dial := peer.Dial
 	if o.Wait {
@@ -182,10 +182,10 @@ func (k *Client) current() *line {
 // lineOf returns the current connection.
 func (k *Client) lineOf(op string) (*line, error) {
 	if k == nil {
-		return nil, peererr.Invalid(op, "a nil client", "make one with Dial or NewClient")
+		return nil, errs.PeerInvalid(op, "a nil client", "make one with Dial or NewClient")
 	}
 	if k.closer.Closed() {
-		return nil, peererr.Closed(op, "client")
+		return nil, errs.PeerClosed(op, "client")
 	}
 	return k.current(), nil
 }
@@ -203,9 +203,9 @@ func (k *Client) after(ctx context.Context, old *line) (*line, error) {
 		case <-changed:
 		case <-k.ctx.Done():
 			if !k.closer.Closed() {
-				return nil, peererr.New(opFollower, peer.ErrGone, "the publisher, and the context of DialOptions.ComeBack has ended", "make another client to follow it again")
+				return nil, errs.Peer(opFollower, peer.ErrGone, "the publisher, and the context of DialOptions.ComeBack has ended", "make another client to follow it again")
 			}
-			return nil, peererr.Closed(opFollower, "client")
+			return nil, errs.PeerClosed(opFollower, "client")
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
@@ -222,7 +222,7 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	}
 	all, err := l.list(ctx)
 	if errors.Is(err, peer.ErrGone) && k.options.ComeBack != nil && k.ctx.Err() == nil {
-		err = peererr.New(op, peer.ErrGone, "", "try again later: the client connects again by itself")
+		err = errs.Peer(op, peer.ErrGone, "", "try again later: the client connects again by itself")
 	}
 	return all, err
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/stretchr/testify/require"
 )
@@ -77,7 +77,7 @@ func TestNothingIsSentAfterTheContext(t *testing.T) {
 // A request that is refused together with its connection is known to have failed for that
 // reason, so that a client that comes back tries the next one.
 func TestARefusedConnectionHasEnded(t *testing.T) {
-	full := peererr.New("publish.Server.Serve", peer.ErrTooLarge, "2 clients, where 1 is the most", "try again")
+	full := errs.Peer("publish.Server.Serve", peer.ErrTooLarge, "2 clients, where 1 is the most", "try again")
 	for range 1000 {
 		near, far := peertest.Pair(t, peer.Options{})
 		k := newLine(near)

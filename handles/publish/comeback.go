@@ -5,7 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -91,7 +91,7 @@ func (f *follower) attach(k *line) error {
 		t.serial, t.busy = 0, nil
 	} else {
 		k.leave(said.token, r.mailbox)
-		err = peererr.Closed(opFollower, "follower") // TakeOver has begun
+		err = errs.PeerClosed(opFollower, "follower") // TakeOver has begun
 	}
 	_ = old.drop(opFollower, nil) // what the driver refuses is a leftover, and the log has it
 	return err
@@ -102,7 +102,7 @@ func (f *follower) attach(k *line) error {
 func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*fenceWord, error) {
 	was, is := f.about, said.about
 	if is.Kind != was.Kind || is.Element != was.Element || is.ElementSize != was.ElementSize || is.Location != was.Location || is.Device != was.Device {
-		return nil, peererr.New(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
+		return nil, errs.Peer(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
 			"close the follower, and follow the publication anew")
 	}
 	return k.openWord(opFollower, f.dev, page, said.slot)

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -126,7 +126,7 @@ func (l *flights) cutOverdue(waiting *session) {
 	for f := range l.all {
 		if limit := f.ss.conn.in.Limits().Timeout; f.ss != waiting && time.Since(f.since) > limit {
 			delete(l.all, f)
-			f.ss.cutLater(peererr.New("publish.Server", peer.ErrTimeout, fmt.Sprintf("%d file descriptors were not read for %v, and others wait for them", f.n, limit),
+			f.ss.cutLater(errs.Peer("publish.Server", peer.ErrTimeout, fmt.Sprintf("%d file descriptors were not read for %v, and others wait for them", f.n, limit),
 				"read what the server sends"))
 		}
 	}

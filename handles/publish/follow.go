@@ -13,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -120,7 +119,7 @@ func (e wanted) of(op, name string, d *handles.Descriptor) error {
 		is, size = handles.Uint8, 1
 	}
 	if is != e.element || size != e.size {
-		return peererr.New(op, handles.ErrMismatch, fmt.Sprintf("publication %q has elements of type %v and size %d, not of %v and %d", name, is, size, e.element, e.size),
+		return errs.Peer(op, handles.ErrMismatch, fmt.Sprintf("publication %q has elements of type %v and size %d, not of %v and %d", name, is, size, e.element, e.size),
 			"use the publisher's element type; a buffer is followed as bytes")
 	}
 	return nil
@@ -139,7 +138,7 @@ func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name strin
 	defer func() { _ = r.page.Close() }()
 	f := newFollower(k, name, said, r.mailbox, d, o)
 	if room > 0 && said.reserved > room {
-		err = k.conn.in.Fail(peererr.Violation("a range of %d bytes, where %d were requested", said.reserved, room))
+		err = k.conn.in.Fail(errs.Violation("a range of %d bytes, where %d were requested", said.reserved, room))
 	} else {
 		err = f.build(op, r.page, said.slot, want)
 	}
@@ -156,10 +155,10 @@ const maxRoom = 1 << 60
 // has.
 func roomOf(op string, d *cuda.Device, o FollowOptions) (uint64, error) {
 	if core.SystemOf(d) == nil {
-		return 0, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+		return 0, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	}
 	if o.Reserve < 0 || o.Reserve > maxRoom || o.MaxWait < 0 {
-		return 0, peererr.Invalid(op, fmt.Sprintf("a range of %d bytes and a wait of %v", o.Reserve, o.MaxWait), "give limits of 0 or more, and a range of at most "+errs.Bytes(maxRoom))
+		return 0, errs.PeerInvalid(op, fmt.Sprintf("a range of %d bytes and a wait of %v", o.Reserve, o.MaxWait), "give limits of 0 or more, and a range of at most "+errs.Bytes(maxRoom))
 	}
 	if err := exchange.CheckBounds(op, 0, o.MaxChunks, o.Align); err != nil {
 		return 0, err
@@ -206,7 +205,7 @@ func (f *follower) build(op string, page *peer.FD, slot uint32, want wanted) err
 	}
 	f.importer = in
 	if f.replica.room == 0 || f.replica.room > maxRoom || f.replica.room%in.Granularity() != 0 {
-		return f.k.conn.in.Fail(peererr.Violation("a publication with room for %d bytes, in memory with a granularity of %d", f.replica.room, in.Granularity()))
+		return f.k.conn.in.Fail(errs.Violation("a publication with room for %d bytes, in memory with a granularity of %d", f.replica.room, in.Granularity()))
 	}
 	f.replica.granularity = in.Granularity()
 	f.replica.unit = uint64(want.size)
@@ -251,11 +250,11 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 	})
 	switch {
 	case errors.Is(err, sharedpage.ErrNoPage):
-		return nil, k.conn.in.Fail(peererr.Violation("something other than a page of fence words: %v", err))
+		return nil, k.conn.in.Fail(errs.Violation("something other than a page of fence words: %v", err))
 	case err != nil:
-		return nil, peererr.System(op, "the page of the fence word", err)
+		return nil, errs.SystemCall(op, "the page of the fence word", err)
 	case uint64(slot) >= uint64(p.Words()):
-		return nil, errors.Join(k.conn.in.Fail(peererr.Violation("word %d of a page with %d", slot, p.Words())), p.Close())
+		return nil, errors.Join(k.conn.in.Fail(errs.Violation("word %d of a page with %d", slot, p.Words())), p.Close())
 	}
 	link.Of(f).SetForeign(false)
 	return p, nil

@@ -17,7 +17,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -204,11 +203,11 @@ func (f *follower) carryOut(a arrival) error {
 		return nil
 	}
 	if n, most := int(a.keep)+len(a.chunks), f.options.MaxChunks; most > 0 && n > most {
-		return peererr.New(opFollower, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
+		return errs.Peer(opFollower, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", n, most),
 			"publish memory in larger chunks, or raise FollowOptions.MaxChunks")
 	}
 	if a.lost() {
-		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
+		return errs.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
 	in := f.importer
 	if err := in.Declare(opFollower, sizesOf(a.chunks)); err != nil {
@@ -227,7 +226,7 @@ func (f *follower) carryOut(a arrival) error {
 func (f *follower) arrived(u *update, failed error) {
 	v := version{u.generation, u.ordered, int(u.length)}
 	if failed == nil && u.over {
-		failed = peererr.New(opFollower, cuda.ErrCapacity,
+		failed = errs.Peer(opFollower, cuda.ErrCapacity,
 			fmt.Sprintf("a length of %d, in chunks that do not fit into the reserved %s", u.length, errs.Bytes(f.replica.room)),
 			"follow the publication anew with a larger FollowOptions.Reserve")
 	}

@@ -5,14 +5,14 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // next shows what is pending: see Follower.Next.
 func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	const op = "publish.Follower.Next"
 	if !f.closer.Acquire() {
-		return peererr.Closed(op, "follower")
+		return errs.PeerClosed(op, "follower")
 	}
 	defer f.closer.Release()
 	release, err := useStreams(core.SystemOf(f.dev), op, streams)
@@ -53,9 +53,9 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 func (f *follower) notNext(ctx context.Context, op string) error {
 	select {
 	case <-f.ctx.Done():
-		return peererr.Closed(op, "follower")
+		return errs.PeerClosed(op, "follower")
 	default:
-		return peererr.Wait(ctx, op, "nothing new was announced", "try again: nothing was lost")
+		return errs.PeerWait(ctx, op, "nothing new was announced", "try again: nothing was lost")
 	}
 }
 

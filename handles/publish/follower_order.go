@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -15,11 +15,11 @@ import (
 func (f *follower) orderShown(streams []*cuda.Stream) error {
 	const op = "publish.Follower.Order"
 	if !f.closer.Acquire() {
-		return peererr.Closed(op, "follower")
+		return errs.PeerClosed(op, "follower")
 	}
 	defer f.closer.Release()
 	if len(streams) == 0 {
-		return peererr.Invalid(op, "no streams", "name the streams to order")
+		return errs.PeerInvalid(op, "no streams", "name the streams to order")
 	}
 	_, err := f.order(context.Background(), op, streams, func() (uint64, bool) { return f.shownNow().ordered, true })
 	return err
@@ -65,7 +65,7 @@ func useStreams(sys *core.System, op string, streams []*cuda.Stream) (release fu
 	all := make([]*core.Stream, len(streams))
 	for i, s := range streams {
 		if all[i] = core.StreamOf(s); all[i] == nil {
-			return nil, peererr.Invalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
+			return nil, errs.PeerInvalid(op, "a nil stream", "name streams made with Device.NewStream or BorrowStream")
 		}
 	}
 	return useAll(sys, op, all)
@@ -124,9 +124,9 @@ func (f *follower) await(ctx context.Context, op string, generation uint64) erro
 	over := func() bool { return f.reached(generation) || !f.counts() }
 	switch {
 	case !wait.Poll(ctx, func() bool { return over() || f.ctx.Err() != nil }):
-		return peererr.Wait(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
+		return errs.PeerWait(ctx, op, fmt.Sprintf("the work of generation %d is not done", generation), "name streams, which wait instead")
 	case !over():
-		return peererr.Closed(op, "follower")
+		return errs.PeerClosed(op, "follower")
 	}
 	return nil
 }

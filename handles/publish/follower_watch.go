@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -69,7 +69,7 @@ func (f *follower) watch() {
 		case <-f.begun:
 		case <-limit:
 			if !f.reached(generation) {
-				f.cutOff(peererr.New(opFollower, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
+				f.cutOff(errs.Peer(opFollower, ErrStalled, fmt.Sprintf("the publisher's work of generation %d is not done after %v", generation, f.options.MaxWait),
 					"find out what the publisher waits for, or raise FollowOptions.MaxWait"), (*subscription).end)
 				f.k.leave(f.token, f.mailbox)
 				return

@@ -10,9 +10,9 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -87,7 +87,7 @@ func newLine(c *peer.Conn) *line {
 	k := &line{read: make(chan struct{}), requests: map[uint32]chan reply{}, followers: map[token]*mailbox{}}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
 	if c == nil {
-		k.err = peererr.Invalid("publish.NewClient", "a nil connection", "make one with Dial or Inherit")
+		k.err = errs.PeerInvalid("publish.NewClient", "a nil connection", "make one with Dial or Inherit")
 		close(k.read)
 		return k
 	}
@@ -193,7 +193,7 @@ func (k *line) dispatchLocked(said message, m peer.Message) (unwanted bool, err 
 		return k.replyLocked(s.number, reply{message: s})
 	case *accepted:
 		if _, there := k.followers[s.token]; there {
-			return false, peererr.Violation("two followers of one token")
+			return false, errs.Violation("two followers of one token")
 		}
 		r := reply{message: s, page: m.FDs[0], mailbox: newMailbox()} // the page is nil if it was lost
 		unwanted, err := k.replyLocked(s.number, r)
@@ -210,14 +210,14 @@ func (k *line) dispatchLocked(said message, m peer.Message) (unwanted bool, err 
 		b, there := k.followers[s.token]
 		switch {
 		case !there:
-			return false, peererr.Violation("an update for an unknown token")
+			return false, errs.Violation("an update for an unknown token")
 		case b == nil: // it left, and the server did not know yet
 			return true, nil
 		}
 		select {
 		case b.updates <- arrival{s, m.FDs}:
 		default:
-			return false, peererr.Violation("an update before the previous one was acknowledged")
+			return false, errs.Violation("an update before the previous one was acknowledged")
 		}
 	case *ended:
 		if b := k.followers[s.token]; b != nil {
@@ -233,7 +233,7 @@ func (k *line) dispatchLocked(said message, m peer.Message) (unwanted bool, err 
 func (k *line) replyLocked(number uint32, r reply) (unwanted bool, err error) {
 	to, there := k.requests[number]
 	if !there {
-		return false, peererr.Violation("a reply to request %d, which was not made", number)
+		return false, errs.Violation("a reply to request %d, which was not made", number)
 	}
 	delete(k.requests, number)
 	if to == nil {
@@ -255,13 +255,13 @@ const (
 func reasonOfEnd(m *ended) error {
 	switch {
 	case m.state == Moved:
-		return peererr.Wrap(errMoved, opFollower, ErrWithdrawn, peererr.Words(m.reason), "follow it again: it is published anew at the same socket, or will be")
+		return errs.PeerCause(errMoved, opFollower, ErrWithdrawn, errs.Words(m.reason), "follow it again: it is published anew at the same socket, or will be")
 	case m.status == statusWithdrawn:
-		return peererr.New(opFollower, ErrWithdrawn, "", "close the follower when its work is done")
+		return errs.Peer(opFollower, ErrWithdrawn, "", "close the follower when its work is done")
 	case m.status == statusLeft:
-		return peererr.Closed(opFollower, "follower")
+		return errs.PeerClosed(opFollower, "follower")
 	}
-	return peererr.New(opFollower, peer.ErrRefused, peererr.Words(m.reason), "the reason is the publisher's own words")
+	return errs.Peer(opFollower, peer.ErrRefused, errs.Words(m.reason), "the reason is the publisher's own words")
 }
 
 // ask sends a request and waits for its reply.
@@ -304,14 +304,14 @@ func (k *line) ask(ctx context.Context, op string, request func(number uint32) m
 		return r, nil
 	case <-limited.Done():
 		k.abandon(number, to)
-		return reply{}, peererr.Wait(ctx, op, "the server has not replied", "find out what the server waits for, or raise Options.Timeout")
+		return reply{}, errs.PeerWait(ctx, op, "the server has not replied", "find out what the server waits for, or raise Options.Timeout")
 	}
 }
 
 // goneLocked is the error of a request after reading has ended. The caller holds mu.
 func (k *line) goneLocked(op string) error {
 	if k.closer.Closed() && !k.retired {
-		return peererr.Closed(op, "client")
+		return errs.PeerClosed(op, "client")
 	}
 	return fmt.Errorf("%s: %w", op, k.err)
 }
@@ -395,7 +395,7 @@ func (k *line) unexpected(op string, r reply) error {
 		return deniedError(op, d)
 	}
 	k.discard(r)
-	return k.conn.in.Fail(peererr.Violation("a reply of kind %#x to another request", r.message.kind()))
+	return k.conn.in.Fail(errs.Violation("a reply of kind %#x to another request", r.message.kind()))
 }
 
 func deniedError(op string, d *denied) error {
@@ -412,7 +412,7 @@ func deniedError(op string, d *denied) error {
 	case statusUnknown:
 		hint = "List returns what is published"
 	}
-	return peererr.New(op, kind, peererr.Words(d.reason), hint)
+	return errs.Peer(op, kind, errs.Words(d.reason), hint)
 }
 
 // subscribe asks the server to take a follower in.
@@ -434,7 +434,7 @@ func (k *line) subscribe(ctx context.Context, op, name string, room uint64, read
 		return nil, r, k.unexpected(op, r)
 	case r.page == nil:
 		k.discard(r)
-		return nil, r, peererr.FilesLost("the page of the fence word was dropped")
+		return nil, r, errs.FilesLost("the page of the fence word was dropped")
 	}
 	return s, r, nil
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -40,7 +39,7 @@ func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o 
 
 func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string, o handles.ImportOptions, want wanted) (*vmm.Buffer, error) {
 	if core.SystemOf(d) == nil {
-		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	}
 	if err := exchange.CheckBounds(op, o.MaxBytes, o.MaxChunks, o.Align); err != nil {
 		return nil, err
@@ -99,7 +98,7 @@ func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) 
 				return nil, b.why
 			}
 		case <-ctx.Done():
-			return nil, peererr.Wait(ctx, c.op, "nothing was announced yet", "try again")
+			return nil, errs.PeerWait(ctx, c.op, "nothing was announced yet", "try again")
 		}
 		err := c.replica.take(a.update)
 		if err != nil {
@@ -117,10 +116,10 @@ func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) 
 
 func (c *snapshotReader) carryOut(a arrival) error {
 	if a.over {
-		return peererr.New(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
+		return errs.Peer(c.op, cuda.ErrCapacity, "chunks beyond the publisher's own range", "the publisher declared it wrong")
 	}
 	if a.lost() {
-		return peererr.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
+		return errs.FilesLost(fmt.Sprintf("the file descriptors of %s were dropped", errs.Count(len(a.chunks), "chunk")))
 	}
 	sizes := append(sizesOf(c.replica.chunks[:a.keep]), sizesOf(a.chunks)...)
 	gone := share.View{}
@@ -141,13 +140,13 @@ func (c *snapshotReader) carryOut(a arrival) error {
 func (k *line) awaitWord(ctx context.Context, op string, w *fenceWord, generation uint64) error {
 	switch {
 	case !wait.Poll(ctx, func() bool { return k.ended() || w.reached(generation) }):
-		return peererr.Wait(ctx, op, fmt.Sprintf("the publisher's work of generation %d is not done", generation), "try again with a longer limit")
+		return errs.PeerWait(ctx, op, fmt.Sprintf("the publisher's work of generation %d is not done", generation), "try again with a longer limit")
 	case w.reached(generation): // even if the publisher ended afterwards
 		return nil
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return peererr.Wrap(k.goneLocked(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
+	return errs.PeerCause(k.goneLocked(op), op, ErrUnfinished, fmt.Sprintf("generation %d", generation), "open it again when the publisher is back")
 }
 
 // newImporter prepares the import of a publication's chunks, which are declared as they arrive.

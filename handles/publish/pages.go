@@ -8,10 +8,10 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
@@ -86,7 +86,7 @@ const (
 func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 	limit, err := fd.Limit()
 	if err != nil {
-		return nil, peererr.System(op, "the limit of open files", err)
+		return nil, errs.SystemCall(op, "the limit of open files", err)
 	}
 	g := &page{of: ss.process(), users: 1}
 	if err := p.enter(op, g, int(min(limit, 1<<20))); err != nil {
@@ -95,7 +95,7 @@ func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 	shared, n, err := sharedpage.New()
 	if err != nil {
 		p.leave(g)
-		return nil, peererr.System(op, "a page for the client", err)
+		return nil, errs.SystemCall(op, "a page for the client", err)
 	}
 	if g.fd, err = peer.NewFD(n); err != nil {
 		p.leave(g)
@@ -115,9 +115,9 @@ func (p *pages) enter(op string, g *page, limit int) error {
 	const hint = "follow fewer publications at a time, or raise the publisher's limit of open files (ulimit -n)"
 	switch most, of := max(leastPages, limit/pageShare), max(leastPages, limit/pageProcessShare); {
 	case p.opened >= most:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d pages of clients, where %d is the most", p.opened+1, most), hint)
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d pages of clients, where %d is the most", p.opened+1, most), hint)
 	case p.open[g.of] >= of:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d pages of %v, where %d is the most", p.open[g.of]+1, g.of, of), hint)
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d pages of %v, where %d is the most", p.open[g.of]+1, g.of, of), hint)
 	}
 	if p.open == nil {
 		p.open = map[peer.Credentials]int{}

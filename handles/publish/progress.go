@@ -5,7 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // view is what a publication shows at one moment.
@@ -143,11 +143,11 @@ func (f *progress) next(v view, batch int) (*update, []chunk) {
 func (f *progress) acknowledged(d *done) error {
 	u := f.out
 	if u == nil || d.serial != u.serial {
-		return peererr.Violation("an acknowledgement of update %d, where %d is the last that was sent", d.serial, f.serial)
+		return errs.Violation("an acknowledgement of update %d, where %d is the last that was sent", d.serial, f.serial)
 	}
 	before, after := len(f.has), int(u.keep)+len(u.chunks)
 	if d.status != statusOK && int(d.chunks) != before || d.status == statusOK && int(d.chunks) != after {
-		return peererr.Violation("an acknowledgement of %d chunks, where the follower had %d and was to have %d", d.chunks, before, after)
+		return errs.Violation("an acknowledgement of %d chunks, where the follower had %d and was to have %d", d.chunks, before, after)
 	}
 	sent := f.sent
 	f.out, f.sent, f.reason = nil, nil, ""

@@ -8,7 +8,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -370,13 +369,13 @@ func toServer(kind uint16, body []byte, files int) (message, error) {
 	case wire.Leave:
 		m = &leave{d.token()}
 	default:
-		return nil, peererr.Violation("a message of kind %#x, which no client sends", kind)
+		return nil, errs.Violation("a message of kind %#x, which no client sends", kind)
 	}
 	if err := d.End(); err != nil {
-		return nil, peererr.Violation("a message of kind %#x: %v", kind, err)
+		return nil, errs.Violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != 0 {
-		return nil, peererr.Violation("a message of kind %#x with %s", kind, errs.Count(files, "file descriptor"))
+		return nil, errs.Violation("a message of kind %#x with %s", kind, errs.Count(files, "file descriptor"))
 	}
 	return m, nil
 }
@@ -410,13 +409,13 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 			}
 		}
 	default:
-		return nil, peererr.Violation("a message of kind %#x, which no server sends", kind)
+		return nil, errs.Violation("a message of kind %#x, which no server sends", kind)
 	}
 	if err := d.End(); err != nil {
-		return nil, peererr.Violation("a message of kind %#x: %v", kind, err)
+		return nil, errs.Violation("a message of kind %#x: %v", kind, err)
 	}
 	if files != want {
-		return nil, peererr.Violation("a message of kind %#x with %s instead of %d", kind, errs.Count(files, "file descriptor"), want)
+		return nil, errs.Violation("a message of kind %#x with %s instead of %d", kind, errs.Count(files, "file descriptor"), want)
 	}
 	return m, nil
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
@@ -79,7 +78,7 @@ type Publication struct {
 func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
 	const op = "publish.Server.Publish"
 	if b == nil {
-		return nil, peererr.Invalid(op, "a nil buffer", "make one with vmm.NewBuffer")
+		return nil, errs.PeerInvalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
 	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, nil)
 }
@@ -89,7 +88,7 @@ func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
 func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error) {
 	const op = "publish.Array"
 	if a.Buffer() == nil {
-		return nil, peererr.Invalid(op, "a nil or zero array", "make one with vmm.NewArray")
+		return nil, errs.PeerInvalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
 	element, size := handles.ElementOf[T]()
 	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), nil)
@@ -99,7 +98,7 @@ func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error)
 // not nil.
 func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, from *legacy) (*Publication, error) {
 	if s == nil {
-		return nil, peererr.Invalid(op, "a nil server", "make one with NewServer")
+		return nil, errs.PeerInvalid(op, "a nil server", "make one with NewServer")
 	}
 	if s.refused != nil {
 		return nil, s.refused
@@ -108,11 +107,11 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		return nil, err
 	}
 	if m == nil {
-		return nil, peererr.Invalid(op, "a zero buffer", "make one with vmm.NewBuffer")
+		return nil, errs.PeerInvalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
 	about := m.About()
 	if about.Followed {
-		return nil, peererr.New(op, cuda.ErrNotPermitted, "the memory of a follower, whose length another publisher announces", "close the follower first, publish a copy, or use TakeOver")
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, "the memory of a follower, whose length another publisher announces", "close the follower first, publish a copy, or use TakeOver")
 	}
 	if err := phys.Exportable(op, driver.HandlePosixFD, about.Asked, about.Imported, about.Granularity); err != nil {
 		return nil, err
@@ -124,7 +123,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	d.Location, d.Device, d.Exporter = said.Location, said.Device, handles.Self()
 	d.Handle = vmm.PosixFD // each follower maps a page of this process, so it is on this host
 	if !s.closer.Acquire() {
-		return nil, peererr.Closed(op, "server")
+		return nil, errs.PeerClosed(op, "server")
 	}
 	defer s.closer.Release()
 	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit,
@@ -294,14 +293,14 @@ func (p *Publication) await(ctx context.Context, op string, missing func() strin
 		p.mu.Unlock()
 		switch {
 		case over:
-			return peererr.Closed(op, fmt.Sprintf("publication %q", p.name))
+			return errs.PeerClosed(op, fmt.Sprintf("publication %q", p.name))
 		case what == "":
 			return nil
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
-			return peererr.Wait(ctx, op, what, "Stats names the followers")
+			return errs.PeerWait(ctx, op, what, "Stats names the followers")
 		}
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 )
 
 // lastGeneration is the last that a publication can have. The value that ends all
@@ -48,19 +47,19 @@ func (t *replica) less(u *update) bool {
 func (t *replica) take(u *update) error {
 	switch {
 	case t.busy != nil:
-		return peererr.Violation("update %d before update %d was acknowledged", u.serial, t.serial)
+		return errs.Violation("update %d before update %d was acknowledged", u.serial, t.serial)
 	case u.serial != t.serial+1:
-		return peererr.Violation("update %d, where %d is the next", u.serial, t.serial+1)
+		return errs.Violation("update %d, where %d is the next", u.serial, t.serial+1)
 	case u.generation <= t.generation || u.generation > lastGeneration:
-		return peererr.Violation("generation %d after generation %d", u.generation, t.generation)
+		return errs.Violation("generation %d after generation %d", u.generation, t.generation)
 	case u.ordered > u.generation:
-		return peererr.Violation("generation %d is ordered behind the later %d", u.generation, u.ordered)
+		return errs.Violation("generation %d is ordered behind the later %d", u.generation, u.ordered)
 	case uint64(u.keep) > uint64(len(t.chunks)):
-		return peererr.Violation("an update that keeps %d of %d chunks", u.keep, len(t.chunks))
+		return errs.Violation("an update that keeps %d of %d chunks", u.keep, len(t.chunks))
 	case int(u.keep) < len(t.chunks) && len(u.chunks) > 0:
-		return peererr.Violation("an update that takes chunks away and adds others")
+		return errs.Violation("an update that takes chunks away and adds others")
 	case u.over && (int(u.keep) != len(t.chunks) || len(u.chunks) > 0 || !u.last):
-		return peererr.Violation("an update that is beyond the room and not alone")
+		return errs.Violation("an update that is beyond the room and not alone")
 	}
 	if err := t.fits(u); err != nil {
 		return err
@@ -72,7 +71,7 @@ func (t *replica) take(u *update) error {
 // fits checks the sizes and the length.
 func (t *replica) fits(u *update) error {
 	if len(u.chunks) > t.most-int(u.keep) {
-		return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.chunks), t.most),
+		return errs.Peer(errs.OpReceive, peer.ErrTooLarge, fmt.Sprintf("%d chunks, where %d is the most", int(u.keep)+len(u.chunks), t.most),
 			"publish memory in larger chunks, or raise the follower's limit")
 	}
 	var bytes uint64
@@ -83,10 +82,10 @@ func (t *replica) fits(u *update) error {
 	for i, c := range u.chunks {
 		switch c := c.size; {
 		case c == 0 || c%t.granularity != 0:
-			return peererr.New(peererr.OpReceive, handles.ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, errs.Bytes(c), errs.Bytes(t.granularity)),
+			return errs.Peer(errs.OpReceive, handles.ErrSizeMismatch, fmt.Sprintf("chunk %d has %s, which is no multiple of %s", int(u.keep)+i, errs.Bytes(c), errs.Bytes(t.granularity)),
 				"no memory of this device has that size: the publisher declared it wrong")
 		case c > t.room-bytes:
-			return peererr.New(peererr.OpReceive, peer.ErrTooLarge, fmt.Sprintf("chunks of more than %s", errs.Bytes(t.room)), "the publisher was told of that room")
+			return errs.Peer(errs.OpReceive, peer.ErrTooLarge, fmt.Sprintf("chunks of more than %s", errs.Bytes(t.room)), "the publisher was told of that room")
 		}
 		bytes += c.size
 	}
@@ -94,11 +93,11 @@ func (t *replica) fits(u *update) error {
 	case u.over:
 		return nil
 	case less && (u.length > t.length || u.length > before/t.unit):
-		return peererr.Violation("an update that takes away and leaves %d of %d elements in %d bytes", u.length, t.length, before)
+		return errs.Violation("an update that takes away and leaves %d of %d elements in %d bytes", u.length, t.length, before)
 	case u.last && !less && u.length < t.length:
-		return peererr.Violation("an update that adds and leaves %d of %d elements", u.length, t.length)
+		return errs.Violation("an update that adds and leaves %d of %d elements", u.length, t.length)
 	case u.last && u.length > bytes/t.unit:
-		return peererr.Violation("an update to %d elements in %d bytes", u.length, bytes)
+		return errs.Violation("an update to %d elements in %d bytes", u.length, bytes)
 	}
 	return nil
 }

@@ -12,10 +12,10 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -112,7 +112,7 @@ func NewServer(o ServerOptions) *Server { return newServer(o, serverLimits) }
 func newServer(o ServerOptions, most limits) *Server {
 	var refused error
 	if o.MaxPinned < 0 {
-		refused = peererr.Invalid("publish.NewServer", fmt.Sprintf("a ServerOptions.MaxPinned of %d", o.MaxPinned), "use 0 for no limit, or more")
+		refused = errs.PeerInvalid("publish.NewServer", fmt.Sprintf("a ServerOptions.MaxPinned of %d", o.MaxPinned), "use 0 for no limit, or more")
 	}
 	if o.Authorize == nil {
 		o.Authorize = func(peer.Credentials, bool, string) Access { return WriteAccess }
@@ -133,7 +133,7 @@ func newServer(o ServerOptions, most limits) *Server {
 func (s *Server) Serve(ctx context.Context, l *peer.Listener) error {
 	const op = "publish.Server.Serve"
 	if l == nil {
-		return peererr.Invalid(op, "a nil listener", "make one with Listen")
+		return errs.PeerInvalid(op, "a nil listener", "make one with Listen")
 	}
 	if s.refused != nil {
 		return s.refused
@@ -185,14 +185,14 @@ func (s *Server) start(c *peer.Conn) {
 func (s *Server) ServeConn(ctx context.Context, c *peer.Conn) error {
 	const op = "publish.Server.ServeConn"
 	if c == nil {
-		return peererr.Invalid(op, "a nil connection", "make one with Pair or Accept")
+		return errs.PeerInvalid(op, "a nil connection", "make one with Pair or Accept")
 	}
 	if s.refused != nil {
 		return errors.Join(s.refused, c.Close())
 	}
 	if !s.closer.Acquire() {
 		_ = c.Close()
-		return peererr.Closed(op, "server")
+		return errs.PeerClosed(op, "server")
 	}
 	defer s.closer.Release()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
@@ -246,13 +246,13 @@ func (s *Server) crowdedLocked(of client) error {
 	free := places - len(s.sessions)
 	switch most := max(1, places/2); {
 	case free <= 0:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+", or raise the limit of open files (ulimit -n) if that bounds the places")
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d is the most", places+1, places), later+", or raise the limit of open files (ulimit -n) if that bounds the places")
 	case ofProcess >= s.most.perProcess:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, of.PID, s.most.perProcess), "follow all publications by one client of the process")
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where %d is the most", ofProcess+1, of.PID, s.most.perProcess), "follow all publications by one client of the process")
 	case ofProcess > 0 && free <= reserve:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, of.PID, reserve), later)
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of process %d, where the last %d places are for processes that have none", ofProcess+1, of.PID, reserve), later)
 	case of.known && of.UID != uint32(os.Geteuid()) && ofUser >= most:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, of.UID, most), later)
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d is the most", ofUser+1, of.UID, most), later)
 	}
 	return nil
 }
@@ -267,11 +267,11 @@ func (s *Server) enter(op string, p *Publication) error {
 	defer s.mu.Unlock()
 	switch {
 	case s.closing:
-		return peererr.Closed(op, "server")
+		return errs.PeerClosed(op, "server")
 	case s.publications[p.name] != nil:
-		return peererr.New(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", p.name), "use another name, or withdraw that one")
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", p.name), "use another name, or withdraw that one")
 	case len(s.publications) >= maxPublications:
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("%d publications", maxPublications+1), "withdraw some")
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d publications", maxPublications+1), "withdraw some")
 	}
 	s.publications[p.name] = p
 	return nil
@@ -352,7 +352,7 @@ func (s *Server) closeStuck() error {
 
 func checkPublished(op, name string) error {
 	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
-		return peererr.Invalid(op, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
+		return errs.PeerInvalid(op, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
 	}
 	return nil
 }

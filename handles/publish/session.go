@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -118,7 +118,7 @@ func (ss *session) receive(ctx context.Context) (peer.Message, error) {
 		idle := len(ss.followers)+ss.joining == 0
 		ss.mu.Unlock()
 		if idle {
-			return m, ss.conn.in.Fail(peererr.New(peererr.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and sent no request for %v", ss.server.most.idle),
+			return m, ss.conn.in.Fail(errs.Peer(errs.OpReceive, peer.ErrTimeout, fmt.Sprintf("the client followed nothing and sent no request for %v", ss.server.most.idle),
 				"connect again for the next request"))
 		}
 	}
@@ -282,11 +282,11 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 func (p *Publication) join(ctx context.Context, ss *session, room uint64, has possession) (*replicator, error) {
 	const op = "publish: accept a follower"
 	if !p.changes.Take(ctx, nil) {
-		return nil, peererr.Wait(ctx, op, "another change is under way", "try again")
+		return nil, errs.PeerWait(ctx, op, "another change is under way", "try again")
 	}
 	defer p.changes.Give()
 	if p.over() {
-		return nil, peererr.Closed(op, "publication")
+		return nil, errs.PeerClosed(op, "publication")
 	}
 	if err := p.overtake(op, has.generation); err != nil {
 		return nil, err
@@ -326,7 +326,7 @@ func (p *Publication) overtake(op string, generation uint64) error {
 		return nil
 	}
 	if generation > p.used && generation-p.used > mostAhead {
-		return peererr.New(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the last", generation, p.used), "close the follower, and follow anew")
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the last", generation, p.used), "close the follower, and follow anew")
 	}
 	p.used = max(p.used, generation)
 	if p.view.generation == 0 {

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // CloseStale closes each follower of the client whose publisher is gone or has withdrawn,
@@ -25,9 +25,9 @@ func (k *Client) CloseStale(streams ...*cuda.Stream) (bytes int, err error) {
 	const op = "publish.Client.CloseStale"
 	switch {
 	case k == nil:
-		return 0, peererr.Invalid(op, "a nil client", "make one with Dial or NewClient")
+		return 0, errs.PeerInvalid(op, "a nil client", "make one with Dial or NewClient")
 	case len(streams) == 0:
-		return 0, peererr.Invalid(op, "no streams", "name the streams whose work may use the memory")
+		return 0, errs.PeerInvalid(op, "no streams", "name the streams whose work may use the memory")
 	}
 	k.mu.Lock()
 	var stale []*follower

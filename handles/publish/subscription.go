@@ -3,7 +3,7 @@ package publish
 import (
 	"slices"
 
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // subscription is the life of a follower: which versions arrived, which of them is shown,
@@ -240,7 +240,7 @@ func (s *subscription) heritage() (last version, may bool) {
 // adopt notes that this process publishes the memory.
 func (s *subscription) adopt() {
 	if s.move(eventAdopt) {
-		s.why = peererr.Closed(opFollower, "follower")
+		s.why = errs.PeerClosed(opFollower, "follower")
 	}
 }
 
@@ -388,7 +388,7 @@ func (s *subscription) err() error {
 		why = s.why
 	}
 	if s.unfinished != intact {
-		return peererr.Wrap(why, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
+		return errs.PeerCause(why, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
 	}
 	return why
 }

@@ -8,7 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // TakeOver continues a publication whose publisher has ended. It waits for the end of
@@ -36,7 +36,7 @@ import (
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T]) (*Publication, error) {
 	const op = "publish.TakeOver"
 	if s == nil || f == nil {
-		return nil, peererr.Invalid(op, "a nil server or follower", "make them with NewServer and Follow")
+		return nil, errs.PeerInvalid(op, "a nil server or follower", "make them with NewServer and Follow")
 	}
 	return s.takeOver(ctx, op, f.f)
 }
@@ -46,14 +46,14 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 	case s.refused != nil:
 		return nil, s.refused
 	case f.client == nil || f.client.path == "":
-		return nil, peererr.New(op, cuda.ErrNotSupported, "a follower whose socket is not known", "make its client with publish.Dial")
+		return nil, errs.Peer(op, cuda.ErrNotSupported, "a follower whose socket is not known", "make its client with publish.Dial")
 	case !f.options.KeepDescriptors:
-		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("publication %q, whose descriptors were not kept", f.name), "follow it with FollowOptions.KeepDescriptors")
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("publication %q, whose descriptors were not kept", f.name), "follow it with FollowOptions.KeepDescriptors")
 	case f.options.ReadOnly:
-		return nil, peererr.New(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which is followed for reading", f.name), "follow it without FollowOptions.ReadOnly")
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which is followed for reading", f.name), "follow it without FollowOptions.ReadOnly")
 	}
 	if !s.closer.Acquire() {
-		return nil, peererr.Closed(op, "server")
+		return nil, errs.PeerClosed(op, "server")
 	}
 	defer s.closer.Release()
 	ctx, cancel := context.WithCancel(ctx)
@@ -61,7 +61,7 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 	defer context.AfterFunc(s.ctx, cancel)() // Close waits for this call
 	p, err := s.takeOverSocket(ctx, op, f)
 	if err != nil && s.ctx.Err() != nil {
-		return nil, peererr.Closed(op, "server")
+		return nil, errs.PeerClosed(op, "server")
 	}
 	return p, err
 }
@@ -93,7 +93,7 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 // although it does not serve the socket.
 func (s *Server) takeOverAt(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
 	if !s.takingOver.Take(ctx, nil) {
-		return nil, peererr.Wait(ctx, op, "another publication is being taken over", "try again")
+		return nil, errs.PeerWait(ctx, op, "another publication is being taken over", "try again")
 	}
 	defer s.takingOver.Give()
 	return s.takeOverInTurn(ctx, op, f, at)
@@ -130,7 +130,7 @@ func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower, at 
 // awaitProcess waits until the process that served the client has ended.
 func (k *Client) awaitProcess(ctx context.Context, op string) error {
 	if k.closer.Closed() {
-		return peererr.Closed(op, "follower's client")
+		return errs.PeerClosed(op, "follower's client")
 	}
 	k.mu.Lock()
 	process := k.process
@@ -139,7 +139,7 @@ func (k *Client) awaitProcess(ctx context.Context, op string) error {
 	}
 	k.mu.Unlock()
 	if process == nil {
-		return peererr.New(op, cuda.ErrNotSupported, "the end of the publisher's process", "run both in one pid namespace, on Linux 5.3 or later")
+		return errs.Peer(op, cuda.ErrNotSupported, "the end of the publisher's process", "run both in one pid namespace, on Linux 5.3 or later")
 	}
 	defer func() { _ = process.Close() }()
 	return awaitEnd(ctx, op, process, "the publisher's process has not ended")
@@ -160,7 +160,7 @@ func (s *Server) bindTaken(op string, k *Client) (l *peer.Listener, mine bool, e
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closing {
-		return nil, false, errors.Join(peererr.Closed(op, "server"), l.Close())
+		return nil, false, errors.Join(errs.PeerClosed(op, "server"), l.Close())
 	}
 	if s.taken == nil {
 		s.taken = map[string]*peer.Listener{}
@@ -194,7 +194,7 @@ func (s *Server) serveTaken(l *peer.Listener) {
 // follower.
 func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publication, error) {
 	if !f.closer.Acquire() {
-		return nil, peererr.Closed(op, "follower")
+		return nil, errs.PeerClosed(op, "follower")
 	}
 	p, err := s.inherit(ctx, op, f)
 	f.closer.Release()
@@ -209,17 +209,17 @@ func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publicat
 
 func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publication, error) {
 	if s.find(f.name) != nil { // before anything changes
-		return nil, peererr.New(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
+		return nil, errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
 	}
 	f.inherit()
 	_ = f.current().close()
 	select {
 	case <-f.over:
 	case <-ctx.Done():
-		return nil, peererr.Wait(ctx, op, "memory is still being mapped", "try again")
+		return nil, errs.PeerWait(ctx, op, "memory is still being mapped", "try again")
 	}
 	if !f.lengths.Take(ctx, nil) {
-		return nil, peererr.Wait(ctx, op, "the follower's length is being changed", "try again")
+		return nil, errs.PeerWait(ctx, op, "the follower's length is being changed", "try again")
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
@@ -227,7 +227,7 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	hold := f.hold
 	f.mu.Unlock()
 	if !may {
-		return nil, peererr.Closed(op, "follower")
+		return nil, errs.PeerClosed(op, "follower")
 	}
 	if err := f.memory.SetLen(op, uint64(last.length)*f.replica.unit); err != nil {
 		return nil, err

@@ -7,7 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -65,7 +65,7 @@ func (t *timeline) behind(ctx context.Context, op string, in *core.Stream) error
 func passed(ctx context.Context, op string, f *core.Fence) error {
 	if !wait.Poll(ctx, f.Passed) {
 		f.Release()
-		return peererr.Wait(ctx, op, "the stream's work is not done", "announce again with a longer limit")
+		return errs.PeerWait(ctx, op, "the stream's work is not done", "announce again with a longer limit")
 	}
 	return nil
 }

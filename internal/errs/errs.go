@@ -52,11 +52,17 @@ type Failure struct {
 	Err error
 }
 
-// newError is set by cuda.
-var newError = func(f Failure) error { return fmt.Errorf("%s: %s", f.Op, f.Asked) }
+// newError and sentinels are set by cuda.
+var (
+	newError  = func(f Failure) error { return fmt.Errorf("%s: %s", f.Op, f.Asked) }
+	sentinels map[Kind]error
+)
 
-// SetErrors sets how failures become errors. cuda calls it once.
-func SetErrors(f func(Failure) error) { newError = f }
+// SetErrors sets how failures become errors, and the sentinel of each kind. cuda calls it
+// once.
+func SetErrors(f func(Failure) error, kinds map[Kind]error) { newError, sentinels = f, kinds }
+
+func (k Kind) sentinel() error { return sentinels[k] }
 
 // New makes the error that users see.
 func New(f Failure) error { return newError(f) }

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -33,7 +33,7 @@ var Exports = budget{freed: make(chan struct{})}
 func (b *budget) Limit(op string) (most int, limit uint64, err error) {
 	limit, err = fd.Limit()
 	if err != nil {
-		return 0, 0, peererr.System(op, "the limit of open files", err)
+		return 0, 0, errs.SystemCall(op, "the limit of open files", err)
 	}
 	return int(max(1, min(limit/Share, 1<<20))), limit, nil
 }
@@ -63,7 +63,7 @@ func (b *budget) keep(op string) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if room := max(0, most-wire.MaxBatch); b.kept >= room || b.used >= most {
-		return peererr.New(op, peer.ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d with this process's limit of %d open files, and %d are open of memory that is being shared",
+		return errs.Peer(op, peer.ErrOpenFiles, fmt.Sprintf("%d descriptors of imported memory are kept, of at most %d with this process's limit of %d open files, and %d are open of memory that is being shared",
 			b.kept, room, limit, b.used-b.kept), "import memory in larger chunks or without KeepDescriptors, or raise the limit (ulimit -n)")
 	}
 	b.used++
@@ -125,7 +125,7 @@ func (b *budget) Ever(op string, n int) error {
 }
 
 func tooMany(cause error, op, asked string, most int, limit uint64) error {
-	return peererr.Wrap(cause, op, peer.ErrOpenFiles,
+	return errs.PeerCause(cause, op, peer.ErrOpenFiles,
 		fmt.Sprintf("%s, of at most %d, which is 1/%d of this process's limit of %d open files", asked, most, Share, limit),
 		"share less at a time, or in larger chunks, or raise the limit (ulimit -n)")
 }

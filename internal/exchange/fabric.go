@@ -9,7 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -19,7 +18,7 @@ func (i *Importer) TakeFabric(all []cuda.FabricHandle) error {
 	for _, f := range all {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return peererr.New(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", errs.Count(at, "chunk")), peererr.SameHint)
+			return errs.Peer(i.op, ErrMismatch, fmt.Sprintf("more fabric handles than %s", errs.Count(at, "chunk")), errs.SameHint)
 		}
 		h, err := phys.ImportFabric(i.op, sys, driver.ShareableHandle(f), uint64(i.declared.Chunks[at]))
 		if err != nil {

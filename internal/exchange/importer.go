@@ -13,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/peererr"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -47,9 +46,9 @@ const maxHostBytes = 1 << 40
 func CheckBounds(op string, bytes, chunks, align int) error {
 	switch {
 	case bytes < 0 || chunks < 0:
-		return peererr.Invalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", bytes, chunks), "limits are not negative")
+		return errs.PeerInvalid(op, fmt.Sprintf("limits of %d bytes and %d chunks", bytes, chunks), "limits are not negative")
 	case align < 0 || bits.OnesCount(uint(align)) > 1:
-		return peererr.Invalid(op, fmt.Sprintf("an alignment of %d", align), "use a power of two, or 0 for the granularity")
+		return errs.PeerInvalid(op, fmt.Sprintf("an alignment of %d", align), "use a power of two, or 0 for the granularity")
 	}
 	return nil
 }
@@ -59,10 +58,10 @@ func CheckBounds(op string, bytes, chunks, align int) error {
 // that need no handle of the memory happen here.
 func NewImporter(op string, d *cuda.Device, declared Memory, o ImportOptions, validate func(chunks []int, granularity, there uint64) error) (*Importer, error) {
 	if core.SystemOf(d) == nil {
-		return nil, peererr.Invalid(op, "a nil device", "take one from System.Devices")
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	}
 	if o.KeepDescriptors && declared.Handle&vmm.PosixFD == 0 {
-		return nil, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("KeepDescriptors for memory by %v", declared.Handle),
 			"import it without, or have it shared by descriptor (vmm.PosixFD)")
 	}
 	i := &Importer{op: op, dev: d, options: o, declared: declared, validate: validate}
@@ -129,7 +128,7 @@ func (i *Importer) home() (*cuda.Device, error) {
 		if d.UUID() == i.declared.Device {
 			ok, err := i.dev.CanAccess(d)
 			if err == nil && !ok {
-				err = peererr.New(i.op, cuda.ErrNotSupported, fmt.Sprintf("memory on %v for %v, which cannot reach it", d, i.dev),
+				err = errs.Peer(i.op, cuda.ErrNotSupported, fmt.Sprintf("memory on %v for %v, which cannot reach it", d, i.dev),
 					"import it for the device that it lies on, and copy")
 			}
 			return d, err
@@ -140,7 +139,7 @@ func (i *Importer) home() (*cuda.Device, error) {
 		i.remote = true // the driver decides whether it can be reached
 		return i.dev, nil
 	}
-	return nil, peererr.New(i.op, cuda.ErrNotSupported,
+	return nil, errs.Peer(i.op, cuda.ErrNotSupported,
 		fmt.Sprintf("memory on %v, but this process sees %s", i.declared.Device, strings.Join(seen, ", ")),
 		"make that device visible to this process (CUDA_VISIBLE_DEVICES, or the container's devices)")
 }
@@ -151,7 +150,7 @@ func (i *Importer) Take(fds []*peer.FD) error {
 	for _, f := range fds {
 		at := len(i.chunks)
 		if at >= len(i.declared.Chunks) {
-			return peererr.New(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", errs.Count(at, "chunk")), peererr.SameHint)
+			return errs.Peer(i.op, ErrMismatch, fmt.Sprintf("more file descriptors than %s", errs.Count(at, "chunk")), errs.SameHint)
 		}
 		var h *phys.Handle
 		err := f.Use(func(n int) (err error) {
@@ -188,7 +187,7 @@ func (i *Importer) keepDescriptor(h *phys.Handle, f *peer.FD) error {
 	})
 	if err != nil {
 		Exports.giveKept()
-		return peererr.System(i.op, fmt.Sprintf("a descriptor of chunk %d to keep", len(i.chunks)-1), err)
+		return errs.SystemCall(i.op, fmt.Sprintf("a descriptor of chunk %d to keep", len(i.chunks)-1), err)
 	}
 	return nil
 }
@@ -210,7 +209,7 @@ func (i *Importer) importError(at int, err error) error {
 	case !errors.As(err, &d) || d.Call != driver.CallMemImportFromShareableHandle.String():
 		return err
 	case d.Code == cuda.Code(driver.Unknown):
-		return peererr.Wrap(err, i.op, ErrNotMemory, fmt.Sprintf("the file descriptor of chunk %d", at),
+		return errs.PeerCause(err, i.op, ErrNotMemory, fmt.Sprintf("the file descriptor of chunk %d", at),
 			"the exporter sent a descriptor of something else, or of another driver's memory")
 	}
 	return err
@@ -226,14 +225,14 @@ func (i *Importer) compare(at int, have driver.AllocationProp) error {
 	place := func(p driver.AllocationProp) string {
 		return fmt.Sprintf("type %d on %v", p.Type, cuda.Location{Type: cuda.LocationType(p.Location.Type), ID: int(p.Location.ID)})
 	}
-	return peererr.New(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, but %s was declared", at, place(have), place(i.memory)),
+	return errs.Peer(i.op, ErrMismatch, fmt.Sprintf("chunk %d is memory of %s, but %s was declared", at, place(have), place(i.memory)),
 		"the exporter describes memory other than it sends")
 }
 
 // whole returns an error if chunks are missing.
 func (i *Importer) whole() error {
 	if have, want := len(i.chunks), len(i.declared.Chunks); have != want {
-		return peererr.New(i.op, ErrMismatch, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(want, "chunk")), peererr.SameHint)
+		return errs.Peer(i.op, ErrMismatch, fmt.Sprintf("%s for %s", errs.Count(have, "handle"), errs.Count(want, "chunk")), errs.SameHint)
 	}
 	return nil
 }
@@ -277,7 +276,7 @@ func (i *Importer) Discard(cause error) error {
 func sizeError(op string, err error) error {
 	var d *cuda.Error
 	if errors.As(err, &d) && d.Call == driver.CallMemMap.String() && d.Code == cuda.Code(driver.NotSupported) {
-		return peererr.Wrap(err, op, ErrSizeMismatch, d.Asked, "the memory has a size other than the exporter declared")
+		return errs.PeerCause(err, op, ErrSizeMismatch, d.Asked, "the memory has a size other than the exporter declared")
 	}
 	return err
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/peererr"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/vmm"
 )
@@ -38,7 +38,7 @@ func Describe(op string, on *core.System, asked driver.AllocationProp, chunks []
 	m.Location = cuda.Location{Type: cuda.LocationType(asked.Location.Type), ID: int(asked.Location.ID)}
 	if m.Location.Type == cuda.LocationDevice {
 		if m.Device = cuda.UUID(on.UUID(driver.Device(m.Location.ID))); m.Device == (cuda.UUID{}) {
-			return m, peererr.New(op, cuda.ErrNotSupported, fmt.Sprintf("memory of %v", m.Location),
+			return m, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("memory of %v", m.Location),
 				"the driver does not report the device's UUID, by which the other process finds it: install a later one")
 		}
 	}
