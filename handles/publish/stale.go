@@ -3,6 +3,8 @@ package publish
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -30,15 +32,13 @@ func (k *Client) CloseStale(streams ...*cuda.Stream) (bytes int, err error) {
 		return 0, errs.PeerInvalid(op, "no streams", "name the streams whose work may use the memory")
 	}
 	k.mu.Lock()
-	var stale []*follower
-	for f := range k.followers {
-		if f.taking.Err() == nil && f.pinned() > 0 {
-			stale = append(stale, f)
-		}
-	}
+	followers := slices.Collect(maps.Keys(k.followers))
 	k.mu.Unlock()
-	for _, f := range stale {
+	for _, f := range followers {
 		n := f.pinned()
+		if n == 0 || f.taking.Err() != nil {
+			continue
+		}
 		if failed := f.closeAfter(streams); failed != nil {
 			err = errors.Join(err, failed)
 			continue

@@ -39,10 +39,15 @@ func TestMemoryOfTwoPlacesGoesOnce(t *testing.T) {
 	m.OnCall(func(call string) {
 		if call == "cuMemRelease" && !within {
 			within = true
-			n, err := now.vacate("test", 0, 1)
-			if trimmed = n; err != nil {
-				t.Error(err)
-			}
+			done := make(chan struct{})
+			go func() { // as another operation does
+				defer close(done)
+				n, err := now.vacate("test", 0, 1)
+				if trimmed = n; err != nil {
+					t.Error(err)
+				}
+			}()
+			<-done
 		}
 	})
 	left, err := old.vacate("test", 0, 2)
