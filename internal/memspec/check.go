@@ -24,21 +24,21 @@ func (m Mode) String() string {
 	return fmt.Sprintf("AccessMode(%d)", uint8(m))
 }
 
-// CheckAccess converts the access that a caller requests, a []vmm.Access, into the driver's
-// form, for memory at a location, and refuses what cannot work.
-func CheckAccess[A ~struct {
+// grant is the structure of vmm.Access.
+type grant[M ~uint8] = struct {
 	Location cuda.Location
 	Mode     M
-}, M ~uint8](op string, s *cuda.System, memory driver.Location, access []A) (Access, error) {
+}
+
+// CheckAccess converts the access that a caller requests, a []vmm.Access, into the driver's
+// form, for memory at a location, and refuses what cannot work.
+func CheckAccess[A ~grant[M], M ~uint8](op string, s *cuda.System, memory driver.Location, access []A) (Access, error) {
 	if len(access) == 0 {
 		return nil, errs.Invalid(op, "no access", "name at least one location and its mode")
 	}
 	list := make(Access, 0, len(access))
 	for _, named := range access {
-		a := struct {
-			Location cuda.Location
-			Mode     M
-		}(named)
+		a := grant[M](named)
 		switch mode := Mode(a.Mode); mode {
 		case Mode(driver.AccessNone), Mode(driver.AccessRead), Mode(driver.AccessReadWrite):
 		default:

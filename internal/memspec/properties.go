@@ -13,15 +13,18 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// properties are vmm.Properties, which has the documents of all types and values here.
-type properties struct {
+// form is the structure of vmm.Properties, which has the documents of all types and values
+// here.
+type form[H ~uint32, R ~uint8, U ~uint16, G ~uint8] = struct {
 	Location     cuda.Location
-	Handles      HandleTypes
+	Handles      H
 	Compressible bool
-	RDMA         RDMA
-	Usage        Usage
-	Granularity  Granularity
+	RDMA         R
+	Usage        U
+	Granularity  G
 }
+
+type properties form[HandleTypes, RDMA, Usage, Granularity]
 
 // HandleTypes is vmm.HandleTypes.
 type HandleTypes uint32
@@ -122,22 +125,8 @@ func (g Granularity) String() string {
 
 // Resolve converts vmm.Properties into the driver's form, with every default decided, and
 // returns the granularity. It refuses what cannot work before it calls the driver.
-func Resolve[P ~struct {
-	Location     cuda.Location
-	Handles      H
-	Compressible bool
-	RDMA         R
-	Usage        U
-	Granularity  G
-}, H ~uint32, R ~uint8, U ~uint16, G ~uint8](op string, d *cuda.Device, asked P) (driver.AllocationProp, uint64, error) {
-	p := struct {
-		Location     cuda.Location
-		Handles      H
-		Compressible bool
-		RDMA         R
-		Usage        U
-		Granularity  G
-	}(asked)
+func Resolve[P ~form[H, R, U, G], H ~uint32, R ~uint8, U ~uint16, G ~uint8](op string, d *cuda.Device, asked P) (driver.AllocationProp, uint64, error) {
+	p := form[H, R, U, G](asked)
 	return properties{p.Location, HandleTypes(p.Handles), p.Compressible, RDMA(p.RDMA), Usage(p.Usage), Granularity(p.Granularity)}.resolve(op, d)
 }
 
