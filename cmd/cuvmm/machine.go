@@ -3,7 +3,7 @@ package main
 import (
 	"fmt"
 	"math"
-	"path"
+	"os"
 	"regexp"
 	"slices"
 	"strconv"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/internal/limits"
 )
 
 // machineFindings returns the findings that need no driver.
@@ -156,39 +157,23 @@ func addressSpace(h host) []finding {
 
 // memoryLimit returns the lowest limit on host memory of the control groups that the
 // process is in, as far as they are visible: a container sees its own as the root.
-func memoryLimit(h host) []finding {
-	lowest, of := uint64(1<<60), "" // more is no limit
-	look := func(hierarchy, group, file string) {
-		for group = path.Clean("/" + group); ; group = path.Dir(group) {
-			n, err := strconv.ParseUint(h.text(path.Join(hierarchy, group, file)), 10, 64)
-			if err == nil && n < lowest {
-				lowest, of = n, group
-			}
-			if group == "/" {
-				return
-			}
-		}
+func memoryLimit(h host) (all []finding) {
+	limited, err := limits.ReadHost(os.DirFS(h.root))
+	if err != nil {
+		all = append(all, finding{Check: "host memory", Severity: note, Device: machine, Seen: err.Error(),
+			Means: "it is not known how much memory this process may pin"})
 	}
-	v1, v2 := "/", "/"
-	for _, line := range strings.Split(h.text("proc/self/cgroup"), "\n") {
-		// hierarchy:controllers:path, where version 2 has no controllers
-		if fields := strings.SplitN(line, ":", 3); len(fields) == 3 {
-			switch {
-			case fields[1] == "":
-				v2 = fields[2]
-			case slices.Contains(strings.Split(fields[1], ","), "memory"):
-				v1 = fields[2]
-			}
-		}
-	}
-	look("sys/fs/cgroup", v2, "memory.max")
-	look("sys/fs/cgroup/memory", v1, "memory.limit_in_bytes")
-	if of == "" {
+	limited = slices.DeleteFunc(limited, func(l limits.Limit) bool { return l.Group == "" })
+	l, found := limited.Lowest()
+	if !found && err == nil {
 		return []finding{ok("host memory", "no limit of a control group is seen")}
 	}
-	return []finding{{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %s", of, size(int(lowest))),
-		Means:  "pinned memory and managed memory on the host count towards it, and reaching it ends the process",
-		Remedy: "raise the limit if the program pins more (memory.max; --memory of a container; MemoryMax of a service)"}}
+	if found {
+		all = append(all, finding{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %s", l.Group, size(int(l.Bytes))),
+			Means:  "pinned memory and managed memory on the host count towards it; at it the kernel slows the process down (memory.high) or ends it",
+			Remedy: "raise the limit if the program pins more (memory.max; --memory of a container; MemoryMax of a service)"})
+	}
+	return all
 }
 
 func sandbox(h host) (all []finding) {
