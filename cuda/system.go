@@ -147,41 +147,42 @@ func (s *System) waitAll(op string) error { return s.core.WaitAll(op) }
 // Stats are counts of a System's live objects.
 type Stats struct {
 	// Reservations and their bytes of address space.
-	Reservations  int
-	ReservedBytes int
+	Reservations  int `json:"reservations"`
+	ReservedBytes int `json:"reserved_bytes"`
 	// Allocations of physical memory, imported ones included, and their bytes.
-	Allocations    int
-	AllocatedBytes int
+	Allocations    int `json:"allocations"`
+	AllocatedBytes int `json:"allocated_bytes"`
 	// SharedReleased counts memory that was shared with other processes and has
 	// been released here since the System was opened, and its bytes: other processes
 	// may still hold it, so do not assume that it is free.
-	SharedReleased      int
-	SharedReleasedBytes int
+	SharedReleased      int `json:"shared_released"`
+	SharedReleasedBytes int `json:"shared_released_bytes"`
 	// Mappings and their bytes. Aliases count each time.
-	Mappings    int
-	MappedBytes int
+	Mappings    int `json:"mappings"`
+	MappedBytes int `json:"mapped_bytes"`
 	// Streams and Events that are open.
-	Streams, Events int
+	Streams int `json:"streams"`
+	Events  int `json:"events"`
 	// Graphs that are open, and the bytes of pinned memory that their uploads
 	// keep.
-	Graphs     int
-	GraphBytes int
+	Graphs     int `json:"graphs"`
+	GraphBytes int `json:"graph_bytes"`
 	// Modules that are open.
-	Modules int
+	Modules int `json:"modules"`
 	// HostBuffers that are open, and their bytes.
-	HostBuffers int
-	HostBytes   int
+	HostBuffers int `json:"host_buffers"`
+	HostBytes   int `json:"host_bytes"`
 	// Managed allocations of managed memory, and their bytes.
-	Managed      int
-	ManagedBytes int
+	Managed      int `json:"managed"`
+	ManagedBytes int `json:"managed_bytes"`
 	// Pending closed objects and callbacks, which wait for the GPU.
-	Pending int
+	Pending int `json:"pending"`
 	// Leftovers are what operations could not give back, and LeftoverBytes their memory:
 	// see System.Leftovers.
-	Leftovers     int
-	LeftoverBytes int
+	Leftovers     int `json:"leftovers"`
+	LeftoverBytes int `json:"leftover_bytes"`
 	// Lost objects were collected without Close.
-	Lost int
+	Lost int `json:"lost"`
 }
 
 // Stats counts the live objects.

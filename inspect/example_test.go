@@ -79,7 +79,7 @@ func ExampleSummarize() {
 	s, err := inspect.Summarize(sys)
 	check(err)
 	own := func(p inspect.Process) bool { return p.PID == os.Getpid() }
-	used := func(d inspect.Device) bool { return d.Free >= 0 }
+	used := func(d inspect.Device) bool { return d.Free != nil }
 	fmt.Println(own(s.Process), slices.IndexFunc(s.Devices, used), s.Totals.AllocatedBytes>>20, "MiB")
 
 	s, err = inspect.Take(sys) // which lists objects of all kinds
@@ -138,7 +138,7 @@ func ExampleRead() {
 	check(err)
 	fmt.Println(back.Format, back.Version, back.Process == s.Process)
 	// Output:
-	// cuvmm snapshot 1 true
+	// cuvmm snapshot 2 true
 }
 
 // A reader of many processes' summaries bounds what each of them may send.
@@ -170,7 +170,7 @@ func ExampleLeftover() {
 	s, err := inspect.Take(sys)
 	check(err)
 	for _, left := range s.Leftovers {
-		fmt.Println(left.What, left.Bytes, left.Device)
+		fmt.Println(left.What, left.Bytes, *left.Device)
 	}
 	// Output:
 	// memory 2097152 0

@@ -16,18 +16,18 @@ func (t *snapshotReader) pool(device int, p pool.Snapshot) {
 		to.Segments = append(to.Segments, t.segment(s))
 	}
 	for _, s := range p.Streams {
-		to.Streams = append(to.Streams, Stream{Stream: uint64(s.Stream), Blocks: s.Blocks, Requested: s.Requested, Waiting: s.Waiting, Arena: s.Arena})
+		to.Streams = append(to.Streams, Stream{Stream: Address(s.Stream), Blocks: s.Blocks, Requested: s.Requested, Waiting: s.Waiting, Arena: s.Arena})
 	}
 	for _, e := range p.History {
 		to.History = append(to.History, Event{Op: e.Op.String(), Time: e.Time, Ptr: Address(e.Ptr), Bytes: e.Bytes,
-			Stream: uint64(e.Stream), Tag: label(e.Tag), Stack: t.text(e.Stack)})
+			Stream: Address(e.Stream), Tag: label(e.Tag), Stack: t.text(e.Stack)})
 	}
 	t.s.Pools = append(t.s.Pools, to)
 }
 
 func (t *snapshotReader) segment(s pool.Segment) Segment {
 	to := Segment{Ptr: Address(s.Ptr), Bytes: s.Bytes, Kind: string(s.Kind), Chunk: s.Chunk, Slot: s.Slot,
-		Stream: uint64(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
+		Stream: Address(s.Stream), Arena: s.Arena, Pinned: s.Pinned}
 	blocks := 0
 	for _, p := range s.Parts {
 		if p.State != pool.Hole {

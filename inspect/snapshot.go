@@ -14,13 +14,13 @@ import (
 // Version.
 const (
 	Format  = "cuvmm snapshot"
-	Version = 1
+	Version = 2
 )
 
 // Snapshot describes a process's GPU address space. Sizes and offsets are in bytes.
-// In JSON addresses are strings of hexadecimal digits ("0x7f0000000000"), since not
-// every reader has integers of 64 bits, and empty lists and zero values that say
-// nothing are left out.
+// In JSON addresses and handles are strings of hexadecimal digits ("0x7f0000000000"),
+// since not every reader has integers of 64 bits. What is unknown is left out, as are
+// empty lists and zero values that say nothing.
 type Snapshot struct {
 	Format  string `json:"format"`
 	Version int    `json:"version"`
@@ -69,12 +69,12 @@ type Device struct {
 	Name    string `json:"name"`
 	UUID    string `json:"uuid"`
 	Memory  int    `json:"memory"`
-	// Free is the memory that no process has. It is -1 if the System has not used the
+	// Free is the memory that no process has. It is nil if the System has not used the
 	// device so far: the driver's call would make a context on it.
-	Free int `json:"free"`
+	Free *int `json:"free,omitempty"`
 }
 
-// Address is a device address.
+// Address is a device address, or the raw handle of a stream.
 type Address cuda.Ptr
 
 // String writes the address in hexadecimal.
@@ -196,7 +196,7 @@ type Segment struct {
 	Chunk int    `json:"chunk"`
 	Slot  int    `json:"slot,omitempty"`
 	// Stream is the raw handle of the stream.
-	Stream uint64 `json:"stream"`
+	Stream Address `json:"stream"`
 	// Arena segments are kept for a capture or its graph.
 	Arena bool `json:"arena,omitempty"`
 	// Pinned chunks never move.
@@ -218,11 +218,11 @@ type Block struct {
 
 // Stream sums up a pool's blocks of a stream.
 type Stream struct {
-	Stream    uint64 `json:"stream"`
-	Blocks    int    `json:"blocks"`
-	Requested int    `json:"requested"`
-	Waiting   int    `json:"waiting,omitempty"`
-	Arena     bool   `json:"arena,omitempty"`
+	Stream    Address `json:"stream"`
+	Blocks    int     `json:"blocks"`
+	Requested int     `json:"requested"`
+	Waiting   int     `json:"waiting,omitempty"`
+	Arena     bool    `json:"arena,omitempty"`
 }
 
 // Event is an allocation or a free of a pool.
@@ -232,7 +232,7 @@ type Event struct {
 	Time   time.Time `json:"time"`
 	Ptr    Address   `json:"ptr"`
 	Bytes  int       `json:"bytes"`
-	Stream uint64    `json:"stream"`
+	Stream Address   `json:"stream"`
 	Tag    string    `json:"tag,omitempty"`
 	Stack  int       `json:"stack,omitempty"`
 }
@@ -251,9 +251,9 @@ type Publication struct {
 
 // Reader is a follower as its publisher sees it.
 type Reader struct {
-	// PID and UID are 0 and -1 if the process is not known.
-	PID        int       `json:"pid"`
-	UID        int       `json:"uid"`
+	// PID and UID are 0 and nil if the process is not known.
+	PID        int       `json:"pid,omitempty"`
+	UID        *int      `json:"uid,omitempty"`
 	Since      time.Time `json:"since"`
 	Generation uint64    `json:"generation"`
 	Bytes      int       `json:"bytes"`
@@ -267,7 +267,7 @@ type Follower struct {
 	Name string  `json:"name"`
 	Ptr  Address `json:"ptr"`
 	// PID is the publisher's, 0 if it is not known.
-	PID        int    `json:"pid"`
+	PID        int    `json:"pid,omitempty"`
 	Generation uint64 `json:"generation"`
 	Bytes      int    `json:"bytes"`
 	// Stuck is why the follower makes no progress, or empty.
@@ -287,8 +287,8 @@ type Leftover struct {
 	// What is its kind: "memory", "event", "stream", "address range".
 	What  string `json:"what"`
 	Bytes int    `json:"bytes,omitempty"`
-	// Device is -1 if it is of none.
-	Device int `json:"device"`
+	// Device is nil if it is of none.
+	Device *int `json:"device,omitempty"`
 	// Error is of the last try.
 	Error string `json:"error"`
 }

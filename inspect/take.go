@@ -46,7 +46,7 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 		t.sys.Live.Each(t.object)
 		t.s.Reservations = apart(t.s.Reservations)
 		for _, l := range sys.Leftovers() {
-			t.s.Leftovers = append(t.s.Leftovers, Leftover{What: l.What, Bytes: l.Bytes, Device: l.Device, Error: l.Err.Error()})
+			t.s.Leftovers = append(t.s.Leftovers, Leftover{What: l.What, Bytes: l.Bytes, Device: known(l.Device), Error: l.Err.Error()})
 		}
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
@@ -55,6 +55,14 @@ func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	}
 	t.s.Took = time.Since(t.s.Time)
 	return t.s, nil
+}
+
+// known returns a pointer to n, or nil for -1, which means unknown elsewhere.
+func known(n int) *int {
+	if n == -1 {
+		return nil
+	}
+	return &n
 }
 
 // program returns the name of this process's program. A shared library that Go makes has
@@ -103,10 +111,10 @@ type snapshotReader struct {
 
 func (t *snapshotReader) devices(sys *cuda.System) {
 	for _, d := range sys.Devices() {
-		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: d.TotalMemory(), Free: -1}
+		about := Device{Ordinal: d.Ordinal(), Name: d.Name(), UUID: d.UUID().String(), Memory: d.TotalMemory()}
 		if t.sys.HasContext(driver.Device(d.Ordinal())) {
 			if free, _, err := d.MemoryInfo(); err == nil {
-				about.Free = free
+				about.Free = &free
 			}
 		}
 		t.s.Devices = append(t.s.Devices, about)
@@ -245,7 +253,7 @@ func (t *snapshotReader) shown(x any) {
 func (t *snapshotReader) publication(p share.Publication) {
 	to := Publication{Name: p.Name, Ptr: Address(p.Base), Generation: p.Generation, Bytes: int(p.Bytes), Pinned: int(p.Pinned)}
 	for _, f := range p.Followers {
-		to.Followers = append(to.Followers, Reader{PID: f.PID, UID: f.UID, Since: f.Since, Generation: f.Generation,
+		to.Followers = append(to.Followers, Reader{PID: f.PID, UID: known(f.UID), Since: f.Since, Generation: f.Generation,
 			Bytes: int(f.Bytes), Pinned: int(f.Pinned), Refused: f.Refused})
 	}
 	slices.SortFunc(to.Followers, func(a, b Reader) int { return a.Since.Compare(b.Since) })

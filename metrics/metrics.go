@@ -129,8 +129,8 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 		gpu := strconv.Itoa(d.Ordinal)
 		uuids[d.Ordinal] = d.UUID
 		put(deviceMemory, d.Memory, gpu, d.UUID)
-		if d.Free >= 0 {
-			put(deviceFree, d.Free, gpu, d.UUID)
+		if d.Free != nil {
+			put(deviceFree, *d.Free, gpu, d.UUID)
 		}
 	}
 	totals(s.Totals, put)

@@ -1,8 +1,8 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
 // measures what the driver's calls cost, map draws the GPU address space of a process, top
-// lists the processes that use GPUs, and replay and generate measure the pool with
-// allocation traces. It runs without a GPU, too.
+// lists the processes that use GPUs, replay and generate measure the pool with
+// allocation traces, and version says which cuvmm it is. It runs without a GPU, too.
 package main
 
 import (
@@ -46,6 +46,7 @@ func commands() []command {
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
 		{"replay", "replays allocation traces through the pool: memory and time", pooltrace.ReplayUsage, math.MaxInt, traces(pooltrace.Replay)},
 		{"generate", "lists the generated traces, and writes them to a folder", pooltrace.GenerateUsage, math.MaxInt, traces(pooltrace.Generate)},
+		{"version", "prints the versions of cuvmm and of its snapshots", versionUsage, 0, printVersion},
 	}
 }
 

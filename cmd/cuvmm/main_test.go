@@ -8,12 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/fabric"
+	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/stretchr/testify/require"
 )
 
@@ -436,13 +439,16 @@ func TestUsage(t *testing.T) {
 		{[]string{"help"}, exitOK, "Exit codes: 0 success", ""},
 		{[]string{"doctor", "-h"}, exitOK, "-fix", ""},
 		{[]string{"info", "-h"}, exitOK, "-json", ""},
-		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top, replay, generate`},
+		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top, replay, generate, version`},
 		{[]string{"replay", "-h"}, exitOK, "-limit", ""},
 		{[]string{"replay"}, exitUsage, "", "replay needs the files of traces"},
 		{[]string{"replay", "nosuchfile"}, exitFailed, "", "no such file"},
 		{[]string{"generate", "-only", "x"}, exitUsage, "", "the generators are training"},
 		{[]string{"map", "-h"}, exitOK, "-html", ""},
 		{[]string{"map", "1", "2", "3"}, exitUsage, "", `unexpected argument "3": see cuvmm map -h`},
+		{[]string{"version"}, exitOK, runtime.GOOS + "/" + runtime.GOARCH + ", snapshots of version " + strconv.Itoa(inspect.Version) + "\n", ""},
+		{[]string{"version", "-h"}, exitOK, "usage: cuvmm version", ""},
+		{[]string{"version", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm version -h`},
 		{[]string{"info", "0"}, exitUsage, "", `unexpected argument "0": see cuvmm info -h`},
 		{[]string{"doctor", "-quick"}, exitUsage, "", "-quick"},
 		{[]string{"doctor", "-driver", "x"}, exitUsage, "", `-driver "x": use auto, real, sim`},

@@ -142,8 +142,8 @@ func (p picture) write(s inspect.Snapshot) {
 	fmt.Fprintf(p.out, "%s (%d), %s\n", s.Process.Name, s.Process.PID, s.Driver)
 	for _, d := range s.Devices {
 		free := ""
-		if d.Free >= 0 {
-			free = ", " + size(d.Free) + " free"
+		if d.Free != nil {
+			free = ", " + size(*d.Free) + " free"
 		}
 		fmt.Fprintf(p.out, "device %d: %s, %s%s\n", d.Ordinal, d.Name, size(d.Memory), free)
 	}

@@ -8,7 +8,6 @@ import (
 	"os/user"
 	"regexp"
 	"runtime"
-	"runtime/debug"
 	"strings"
 )
 
@@ -58,21 +57,6 @@ func report(findings []finding, h host, driver string) string {
 		panic(err) // plain data has a form in JSON
 	}
 	return anonymous(text.String())
-}
-
-// version returns the version of this program.
-func version() string {
-	about, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	text := about.Main.Version
-	for _, s := range about.Settings {
-		if s.Key == "vcs.revision" || s.Key == "vcs.modified" {
-			text += " " + s.Value
-		}
-	}
-	return text
 }
 
 var (

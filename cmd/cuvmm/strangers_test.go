@@ -113,7 +113,7 @@ func FuzzSnapshot(f *testing.F) {
 		require.NoError(f, s.Write(&text))
 		f.Add(text.Bytes())
 	}
-	const head = `{"format":"cuvmm snapshot","version":1,`
+	const head = `{"format":"cuvmm snapshot","version":2,`
 	f.Add([]byte(head + `"reservations":[{"ptr":"0x6f1c48200000","bytes":17179869184}],"pools":[{"segments":[{"ptr":"0x6f1c48300000","bytes":9223372036854775807,"blocks":[{"offset":9223372036854775797,"bytes":5}]}]}]}`))
 	f.Add([]byte(head + `"buffers":[{"ptr":"0x1","used":1,"committed":1,"reserved":1,"device":1000000000,"stack":-1}],"stacks":[[]]}`))
 	f.Add([]byte(head + `"pools":[{"device":-7,"history":[{"bytes":-1,"stack":9}]}],"memory":[{"bytes":-5,"stack":-3}]}`))

@@ -40,14 +40,24 @@ type process struct {
 	Name string `json:"name"`
 	// Bytes is the memory that the process has on GPUs as NVML counts it, contexts and
 	// other libraries' memory included, and Allocated what the process counts itself. Both
-	// are -1 if they are not known.
-	Bytes     int `json:"bytes"`
-	Allocated int `json:"allocated"`
+	// are nil if they are not known.
+	Bytes     *int `json:"bytes,omitempty"`
+	Allocated *int `json:"allocated,omitempty"`
 	// Offers reports whether the process offers its map, of which Map is a summary.
 	Offers bool              `json:"offers"`
 	Map    *inspect.Snapshot `json:"map,omitempty"`
 	// Error is why the map could not be read.
 	Error string `json:"error,omitempty"`
+}
+
+// most returns the larger of both counts, or 0 if neither is known.
+func (p process) most() (bytes int) {
+	for _, n := range []*int{p.Bytes, p.Allocated} {
+		if n != nil {
+			bytes = max(bytes, *n)
+		}
+	}
+	return bytes
 }
 
 func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
@@ -107,7 +117,7 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 			all[at].Bytes = o.Bytes
 		}
 	}
-	slices.SortStableFunc(all, func(a, b process) int { return cmp.Compare(max(b.Bytes, b.Allocated), max(a.Bytes, a.Allocated)) })
+	slices.SortStableFunc(all, func(a, b process) int { return cmp.Compare(b.most(), a.most()) })
 	return all, note, nil
 }
 
@@ -119,9 +129,10 @@ const replyTimeout = 3 * time.Second
 func summary(ctx context.Context, h host, s serve.Socket) process {
 	m, err := within("it", replyTimeout, s.Summary)(ctx)
 	if err == nil {
-		return process{PID: s.PID, Name: m.Process.Name, Bytes: -1, Allocated: m.Totals.AllocatedBytes + m.Totals.ManagedBytes, Offers: true, Map: &m}
+		allocated := m.Totals.AllocatedBytes + m.Totals.ManagedBytes
+		return process{PID: s.PID, Name: m.Process.Name, Allocated: &allocated, Offers: true, Map: &m}
 	}
-	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Bytes: -1, Allocated: -1, Offers: true, Error: err.Error()}
+	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Offers: true, Error: err.Error()}
 }
 
 // seen returns the processes that NVML lists, each once however many GPUs it uses.
@@ -144,25 +155,27 @@ func seen(h host) (all []process, err error) {
 		if err != nil || len(line) < 3 {
 			continue // "No running processes found"
 		}
-		bytes := -1
+		at := slices.IndexFunc(all, func(p process) bool { return p.PID == pid })
+		if at < 0 {
+			name := strings.Join(line[1:len(line)-1], ",")
+			at, all = len(all), append(all, process{PID: pid, Name: name[strings.LastIndex(name, "/")+1:]})
+		}
 		if mib, err := strconv.Atoi(line[len(line)-1]); err == nil {
-			bytes = mib << 20
+			bytes := mib << 20
+			if before := all[at].Bytes; before != nil {
+				bytes += *before
+			}
+			all[at].Bytes = &bytes
 		}
-		name := strings.Join(line[1:len(line)-1], ",")
-		if at := slices.IndexFunc(all, func(p process) bool { return p.PID == pid }); at >= 0 {
-			all[at].Bytes = max(all[at].Bytes, 0) + max(bytes, 0)
-			continue
-		}
-		all = append(all, process{PID: pid, Name: name[strings.LastIndex(name, "/")+1:], Bytes: bytes, Allocated: -1})
 	}
 }
 
 func writeProcesses(out io.Writer, all []process, note string) {
-	known := func(bytes int) string {
-		if bytes < 0 {
+	known := func(bytes *int) string {
+		if bytes == nil {
 			return "?"
 		}
-		return size(bytes)
+		return size(*bytes)
 	}
 	fmt.Fprintf(out, "%8s  %-24s %10s %10s %10s %10s\n", "PID", "PROCESS", "ON GPUS", "ALLOCATED", "POOLS", "REQUESTED")
 	for _, p := range all {
@@ -172,7 +185,7 @@ func writeProcesses(out io.Writer, all []process, note string) {
 			for _, one := range p.Map.Pools {
 				r, q = r+one.Reserved, q+one.Requested
 			}
-			allocated, pools, requested = size(p.Allocated), size(r), size(q)
+			allocated, pools, requested = known(p.Allocated), size(r), size(q)
 		}
 		line := fmt.Sprintf("%8d  %-24s %10s %10s %10s %10s", p.PID, shortTo(p.Name, 24), known(p.Bytes), allocated, pools, requested)
 		fmt.Fprintln(out, strings.TrimRight(line, " "))

@@ -45,7 +45,8 @@ func TestTop(t *testing.T) {
 	var all []process
 	require.NoError(t, json.Unmarshal(out.Bytes(), &all))
 	require.Len(t, all, 3)
-	require.Equal(t, process{PID: 17, Name: "python3", Bytes: 1025 << 20, Allocated: -1}, all[0])
+	both := 1025 << 20
+	require.Equal(t, process{PID: 17, Name: "python3", Bytes: &both}, all[0])
 	require.True(t, all[1].Offers)
 	require.Len(t, all[1].Map.Pools, 1)
 
@@ -83,7 +84,7 @@ func TestTopOfAProcessThatStandsStill(t *testing.T) {
 
 func TestWhatProcessesShare(t *testing.T) {
 	var out bytes.Buffer
-	writeProcesses(&out, []process{{PID: 5, Name: "server", Bytes: 1 << 30, Offers: true, Map: &inspect.Snapshot{
+	writeProcesses(&out, []process{{PID: 5, Name: "server", Offers: true, Map: &inspect.Snapshot{
 		Publications: []inspect.Publication{{Name: "weights", Bytes: 1 << 20, Pinned: 5 << 20, Followers: []inspect.Reader{
 			{PID: 6, Bytes: 6 << 20, Pinned: 5 << 20, Since: time.Now()}, {PID: 7, Refused: "no memory"}}}},
 		Followers: []inspect.Follower{{Name: "index", PID: 8, Bytes: 2 << 20, Stuck: "the publisher is gone"}},

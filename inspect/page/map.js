@@ -165,8 +165,8 @@ function lists() {
   const own = new Map(); // physical memory by location
   for (const m of s.memory || []) own.set(m.location, (own.get(m.location) || 0) + m.bytes);
   table("devices", (s.devices || []).map(d => {
-    const mine = own.get("device " + d.ordinal) || 0, others = d.free < 0 ? 0 : d.memory - d.free - mine;
-    return [d.ordinal + ": " + d.name, (d.free < 0 ? "?" : sizeText(d.free)) + " free of " + sizeText(d.memory), undefined,
+    const mine = own.get("device " + d.ordinal) || 0, others = d.free === undefined ? 0 : d.memory - d.free - mine;
+    return [d.ordinal + ": " + d.name, (d.free === undefined ? "?" : sizeText(d.free)) + " free of " + sizeText(d.memory), undefined,
       meter(d.memory, [[mine, colors.live], [others, colors.dim]])];
   }));
   if (model.two) {
@@ -302,7 +302,7 @@ function show(snapshots) {
   event_ = null;
   const s = snapshots[snapshots.length - 1];
   byId("title").textContent = s.process.name + " (" + s.process.pid + ")";
-  byId("about").textContent = s.driver + " · " + new Date(s.time).toLocaleString() + " · " + s.totals.Reservations + " reservations, " + sizeText(s.totals.AllocatedBytes) + " of memory, " + s.totals.Mappings + " mappings";
+  byId("about").textContent = s.driver + " · " + new Date(s.time).toLocaleString() + " · " + s.totals.reservations + " reservations, " + sizeText(s.totals.allocated_bytes) + " of memory, " + s.totals.mappings + " mappings";
   document.title = "cuvmm map: " + byId("title").textContent;
   byId("sides").hidden = !model.two;
   byId("player").hidden = !model.events.length;

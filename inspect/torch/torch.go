@@ -137,7 +137,7 @@ func (d *document) segment(device int, g inspect.Segment) {
 	if g.Kind == "slab" {
 		size = "small"
 	}
-	d.put(device, g.Ptr, g.Bytes, g.Stream, size, allocated, active, requested, 0, blocks)
+	d.put(device, g.Ptr, g.Bytes, uint64(g.Stream), size, allocated, active, requested, 0, blocks)
 }
 
 func (d *document) buffer(b inspect.Buffer) {
@@ -246,7 +246,7 @@ func (d *document) event(action string, e inspect.Event) {
 		p.key("size")
 		p.number(uint64(e.Bytes))
 		p.key("stream")
-		p.number(e.Stream)
+		p.number(uint64(e.Stream))
 		p.key("time_us")
 		p.number(uint64(e.Time.UnixMicro()))
 		p.key("frames")
