@@ -12,26 +12,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cuvmm/cuvmm/samples/internal/app"
 	"github.com/stretchr/testify/require"
+
+	"github.com/cuvmm/cuvmm/internal/test/sampletest"
 )
 
-// The sample runs itself again as its other processes, which in a test is the test.
-func TestMain(m *testing.M) {
-	if app.Started() {
-		main()
-		return
-	}
-	os.Exit(m.Run())
-}
-
-func TestSampleGoesOnWithoutItsPublisher(t *testing.T) {
-	var out strings.Builder
-	require.NoError(t, sample.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, &out))
-	require.Contains(t, out.String(), "kills the publisher")
-	require.Contains(t, out.String(), "goes on after")
-	require.Contains(t, out.String(), "at the same address: true")
-}
+func TestMain(m *testing.M)   { sampletest.Main(m, main) }
+func TestSample(t *testing.T) { sampletest.Test(t, sample.Name, sample.Test) }
 
 // The other processes end with the one that started them, however that ends.
 func TestNoProcessOutlivesTheReader(t *testing.T) {

@@ -18,6 +18,7 @@
 //	}
 //
 // A test calls [Sample.Test], with arguments, or with a System of its own.
+// internal/test/sampletest has the table of them.
 package app
 
 import (
@@ -85,7 +86,7 @@ type Env struct {
 func Main(s Sample) {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	context.AfterFunc(ctx, stop) // from then on an interrupt has its usual effect
-	if Started() {
+	if started() {
 		ctx = untilOrphaned(ctx)
 	}
 	err := s.Test(ctx, nil, os.Args[1:], os.Stdin, os.Stdout)

@@ -42,9 +42,8 @@ func untilOrphaned(ctx context.Context) context.Context {
 	return ctx
 }
 
-// Started reports whether Again started this process. The samples' tests, which
-// are what os.Executable names there, then run the sample in place of tests.
-func Started() bool { return len(os.Args) > 1 && os.Args[1] == "-as" }
+// started reports whether Again started this process.
+func started() bool { return len(os.Args) > 1 && os.Args[1] == "-as" }
 
 // writer writes for several goroutines and remembers the first error: of a write
 // that failed a child process learns no more than that a pipe is broken.
