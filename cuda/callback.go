@@ -2,12 +2,12 @@ package cuda
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Callback calls f once the work that is on the stream now is done, with a nil error.
@@ -64,7 +64,7 @@ func (s *Stream) Callback(f func(err error)) error {
 type calls struct {
 	sys *core.System
 
-	mu      sync.Mutex
+	mu      lock.Mutex[lock.Leaf]
 	waiting []func()
 	running bool
 }

@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"math"
 	"runtime"
-	"sync"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // CaptureMode says whose calls can break a capture: the driver refuses calls
@@ -122,7 +122,7 @@ func errOwnCaptured(op string) error {
 // captures are the captures that WithCapture began and did not end yet, by the
 // driver's id.
 type captures struct {
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Leaf]
 	byID map[uint64]*capture
 }
 
@@ -157,7 +157,7 @@ type capture struct {
 
 	// mu is held over every upload, so that none is under way when the capture
 	// ends.
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Staging]
 	ended  bool
 	staged staged
 }

@@ -2,12 +2,12 @@ package cuda
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 type contextHolder = core.ContextHolder
@@ -31,9 +31,9 @@ type Device struct {
 	memory  int
 
 	ctx      atomic.Pointer[core.Context]
-	mu       sync.Mutex // held over the making of the context
+	mu       lock.Mutex[lock.Long] // held over the making of the context
 	transfer *Stream
-	probing  sync.Mutex // held over a trial
+	probing  lock.Mutex[lock.Long] // held over a trial
 	probed   *Probe
 }
 

@@ -1,13 +1,13 @@
 package cuda
 
 import (
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Event marks a point in a stream's work, to wait for it from the host or from
@@ -20,7 +20,7 @@ type Event struct {
 	watched life.Watched
 
 	// mu orders Record with what is known of the last one.
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Event]
 	last record
 }
 

@@ -1,12 +1,11 @@
 package cuda
 
 import (
-	"sync"
-
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Graph is GPU work that was captured once, by [Stream.WithCapture], and can be
@@ -27,7 +26,7 @@ type graph struct {
 	staged staged
 
 	// mu guards the rest.
-	mu       sync.Mutex
+	mu       lock.Mutex[lock.Stem]
 	template driver.Graph // until it is destroyed
 	exec     driver.GraphExec
 	// last is behind the latest launch, and so behind all: the driver runs the

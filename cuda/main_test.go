@@ -87,3 +87,14 @@ func pattern(n, seed int) []byte {
 	}
 	return p
 }
+
+// elsewhere has another goroutine call f, as one that runs beside the caller would: a
+// goroutine within a driver call holds locks that f must not find held by its own.
+func elsewhere(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
+}

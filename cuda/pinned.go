@@ -3,12 +3,12 @@ package cuda
 import (
 	"fmt"
 	"math/bits"
-	"sync"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // smallestPinned is the smallest block of pinned memory to allocate: the driver rounds to
@@ -27,7 +27,7 @@ type pinnedBlock struct {
 // is done. It releases memory only in System.Close and System.TrimHost. Blocks are
 // portable: every device can use them.
 type pinnedPool struct {
-	mu   sync.Mutex
+	mu   lock.Mutex[lock.Leaf]
 	free map[int][]pinnedBlock
 	kept []pinnedBlock
 }

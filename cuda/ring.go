@@ -3,12 +3,12 @@ package cuda
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Staging goes through slots of this size, and a stream uses at most so many.
@@ -30,7 +30,7 @@ type ring struct {
 	home *core.Context
 	pool *pinnedPool
 
-	mu    sync.Mutex
+	mu    lock.Mutex[lock.Staging]
 	slots []*slot
 	next  int
 }

@@ -3,10 +3,10 @@ package cuda
 import (
 	"fmt"
 	"math"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // sharedDefault is what a block can have, static and dynamic memory together,
@@ -15,7 +15,7 @@ const sharedDefault = 48 << 10
 
 // sharedMemory is what is known of a kernel's shared memory.
 type sharedMemory struct {
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Long]
 	known  bool
 	static int // bytes that every block has, in every launch
 	most   int // dynamic bytes that a launch can ask for

@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 type systemHolder = core.SystemHolder
@@ -22,11 +22,11 @@ type System struct {
 	core      *core.System
 	info      DriverInfo
 	devices   []*Device
-	mu        sync.Mutex
+	mu        lock.Mutex[lock.Leaf]
 	transfers []*Stream // the devices' own streams
 	pinned    pinnedPool
 	shared    *shared // the users that opened it together, if there can be several
-	closing   sync.Mutex
+	closing   lock.Mutex[lock.Long]
 	gone      bool // guarded by closing
 	// captures are those that WithCapture began.
 	captures captures

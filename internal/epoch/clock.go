@@ -15,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Clock counts the epochs of a stream. Make it with [New].
@@ -34,7 +35,7 @@ type Clock struct {
 
 	passed atomic.Uint64 // every epoch up to this one has passed
 
-	mu       sync.Mutex
+	mu       lock.Mutex[lock.Clock]
 	inFlight bool
 	mark     core.Mark // behind the epoch that ended last
 	marked   uint64    // that epoch

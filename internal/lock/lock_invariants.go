@@ -12,11 +12,15 @@ import (
 )
 
 // Mutex is a mutex of a rank, which panics when it is locked out of order.
-type Mutex[R Rank] struct{ mu sync.Mutex }
+type Mutex[R Rank] struct {
+	mu sync.Mutex
+	by string // the goroutine that took it, while it is locked
+}
 
 func (m *Mutex[R]) Lock() {
-	take[R](m, true)
+	by := take[R](m, true)
 	m.mu.Lock()
+	m.by = by
 }
 
 // TryLock is exempt from the order, since it never waits.
@@ -24,34 +28,38 @@ func (m *Mutex[R]) TryLock() bool {
 	if !m.mu.TryLock() {
 		return false
 	}
-	take[R](m, false)
+	m.by = take[R](m, false)
 	return true
 }
 
 func (m *Mutex[R]) Unlock() {
-	let(m)
+	let(m, m.by)
 	m.mu.Unlock()
 }
 
 // RWMutex is a reader/writer mutex of a rank, which panics when it is locked out of order,
 // for reading or for writing.
-type RWMutex[R Rank] struct{ mu sync.RWMutex }
+type RWMutex[R Rank] struct {
+	mu sync.RWMutex
+	by string // the goroutine that took it for writing, while it is locked
+}
 
 func (m *RWMutex[R]) Lock() {
-	take[R](m, true)
+	by := take[R](m, true)
 	m.mu.Lock()
+	m.by = by
 }
 
 func (m *RWMutex[R]) TryLock() bool {
 	if !m.mu.TryLock() {
 		return false
 	}
-	take[R](m, false)
+	m.by = take[R](m, false)
 	return true
 }
 
 func (m *RWMutex[R]) Unlock() {
-	let(m)
+	let(m, m.by)
 	m.mu.Unlock()
 }
 
@@ -69,7 +77,7 @@ func (m *RWMutex[R]) TryRLock() bool {
 }
 
 func (m *RWMutex[R]) RUnlock() {
-	let(m)
+	let(m, goroutine())
 	m.mu.RUnlock()
 }
 
@@ -86,18 +94,16 @@ type entry struct {
 }
 
 // take notes that the goroutine takes a lock, and panics if the lock comes before one that it
-// holds.
-func take[R Rank](m any, ordered bool) {
+// holds. It returns the goroutine.
+func take[R Rank](m any, ordered bool) (me string) {
 	var rank R
-	me := goroutine()
+	me = goroutine()
 	pc := make([]uintptr, 1)
 	runtime.Callers(3, pc)
 	held.Lock()
 	defer held.Unlock()
-	height, nests := rank.rank()
 	for _, e := range held.by[me] {
-		above, _ := e.rank.rank()
-		if ordered && (above > height || above == height && !nests) {
+		if ordered && !e.rank.rank().precedes(rank.rank()) {
 			panic(fmt.Sprintf("lock: %s is taken at %s while the goroutine holds %s, taken at %s: see the order in internal/lock", name(rank), place(pc[0]), name(e.rank), place(e.at)))
 		}
 	}
@@ -105,21 +111,21 @@ func take[R Rank](m any, ordered bool) {
 		held.by = map[string][]entry{}
 	}
 	held.by[me] = append(held.by[me], entry{m, rank, pc[0]})
+	return me
 }
 
-// let notes that the goroutine lets a lock go, which it or another goroutine took.
-func let(m any) {
-	me := goroutine()
+// let notes that a lock is let go, which the goroutine took.
+func let(m any, by string) {
 	held.Lock()
 	defer held.Unlock()
-	i := slices.IndexFunc(held.by[me], func(e entry) bool { return e.lock == m })
+	i := slices.IndexFunc(held.by[by], func(e entry) bool { return e.lock == m })
 	if i < 0 {
 		panic(fmt.Sprintf("lock: a goroutine lets go of a %T that it did not take", m))
 	}
-	if rest := slices.Delete(held.by[me], i, i+1); len(rest) > 0 {
-		held.by[me] = rest
+	if rest := slices.Delete(held.by[by], i, i+1); len(rest) > 0 {
+		held.by[by] = rest
 	} else {
-		delete(held.by, me)
+		delete(held.by, by)
 	}
 }
 
@@ -130,7 +136,8 @@ func place(pc uintptr) string {
 	return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
 }
 
-// goroutine is the number of the calling goroutine, which its stack begins with.
+// goroutine is the number of the calling goroutine, which its stack begins with. Only the
+// runtime knows it; the runtime walks the whole stack for it, so it is asked once a lock.
 func goroutine() string {
 	var buf [64]byte
 	stack := buf[:runtime.Stack(buf[:], false)]

@@ -3,6 +3,8 @@
 package lock_test
 
 import (
+	"reflect"
+	"sync"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/internal/lock"
@@ -40,6 +42,72 @@ func TestOrder(t *testing.T) {
 	require.Panics(t, long.Unlock, "no goroutine holds it")
 }
 
+// Each rank refuses those before it, and lets those behind it be taken.
+func TestEachRankHasItsPlace(t *testing.T) {
+	type rank struct {
+		lock.Rank
+		sync.Locker
+	}
+	ranks := []rank{
+		{lock.Misses{}, new(lock.RWMutex[lock.Misses])},
+		{lock.Addresses{}, new(lock.Mutex[lock.Addresses])},
+		{lock.Pressing{}, new(lock.RWMutex[lock.Pressing])},
+		{lock.Clock{}, new(lock.Mutex[lock.Clock])},
+		{lock.Pool{}, new(lock.Mutex[lock.Pool])},
+		{lock.Shard{}, new(lock.Mutex[lock.Shard])},
+		{lock.Words{}, new(lock.RWMutex[lock.Words])},
+		{lock.Waiting{}, new(lock.Mutex[lock.Waiting])},
+		{lock.Publication{}, new(lock.Mutex[lock.Publication])},
+		{lock.Staging{}, new(lock.Mutex[lock.Staging])},
+		{lock.Buffer{}, new(lock.RWMutex[lock.Buffer])},
+		{lock.Range{}, new(lock.Mutex[lock.Range])},
+		{lock.Block{}, new(lock.Mutex[lock.Block])},
+		{lock.Event{}, new(lock.Mutex[lock.Event])},
+		{lock.Captures{}, new(lock.RWMutex[lock.Captures])},
+		{lock.Stem{}, new(lock.Mutex[lock.Stem])},
+		{lock.Leaf{}, new(lock.Mutex[lock.Leaf])},
+	}
+	for i, first := range ranks {
+		for _, second := range ranks[i+1:] {
+			first.Lock()
+			second.Lock()
+			second.Unlock()
+			first.Unlock()
+			second.Lock()
+			outOfOrder(t, name(first.Rank)+" is taken", "holds "+name(second.Rank), first.Lock)
+			second.Unlock()
+		}
+	}
+	long := new(lock.Mutex[lock.Long])
+	for i, r := range ranks {
+		long.Lock()
+		r.Lock()
+		r.Unlock()
+		long.Unlock()
+		r.Lock()
+		if i < 3 { // what a pool holds for long is among the locks of Long
+			long.Lock()
+			long.Unlock()
+		} else {
+			outOfOrder(t, "Long is taken", "", long.Lock)
+		}
+		r.Unlock()
+	}
+	for _, same := range [][2]sync.Locker{
+		{new(lock.Mutex[lock.Pool]), new(lock.Mutex[lock.Pool])},
+		{new(lock.Mutex[lock.Shard]), new(lock.Mutex[lock.Shard])},
+		{new(lock.RWMutex[lock.Misses]), new(lock.RWMutex[lock.Misses])},
+		{new(lock.Mutex[lock.Staging]), new(lock.Mutex[lock.Staging])},
+		{new(lock.Mutex[lock.Stem]), new(lock.Mutex[lock.Stem])},
+	} {
+		same[0].Lock()
+		outOfOrder(t, "is taken", "holds", same[1].Lock)
+		same[0].Unlock()
+	}
+}
+
+func name(r lock.Rank) string { return reflect.TypeOf(r).Name() }
+
 // outOfOrder expects that locking panics, and says what is taken and what is held.
 func outOfOrder(t *testing.T, taken, holds string, lock func()) {
 	t.Helper()
@@ -48,7 +116,7 @@ func outOfOrder(t *testing.T, taken, holds string, lock func()) {
 		said, _ := recover().(string)
 		require.Contains(t, said, taken)
 		require.Contains(t, said, holds)
-		require.Contains(t, said, "TestOrder")
+		require.Contains(t, said, "lock_test.Test")
 	}()
 	lock()
 }

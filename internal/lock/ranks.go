@@ -7,7 +7,19 @@ package lock
 
 // Rank is the rank of a lock: one of the types below.
 type Rank interface {
-	rank() (height int, nests bool)
+	rank() order
+}
+
+// order is where a rank stands. Locks of one height follow each other in the order of their
+// steps; a lock without a step and any other of its height may follow each other.
+type order struct{ height, step int }
+
+// precedes reports whether a lock of the other rank may be taken under one of this rank.
+func (o order) precedes(other order) bool {
+	if o.height != other.height {
+		return o.height < other.height
+	}
+	return o.step == 0 || other.step == 0 || o.step < other.step
 }
 
 // The ranks, the first to be taken first. ARCHITECTURE.md says what each lock guards, and
@@ -17,12 +29,28 @@ type (
 	// process takes: of closings, changes, and the reclaimer's pass. They follow each other in
 	// the order of ownership, or for an object that is closed and on which nothing runs.
 	Long struct{}
+	// Misses is the rank of what requests to a pool hold that make memory, among those of
+	// Long: both kinds are taken under each other.
+	Misses struct{}
+	// Addresses is the rank of a pool's reservations of address space, likewise.
+	Addresses struct{}
+	// Pressing is the rank of what a pool holds while others have it give memory back,
+	// likewise.
+	Pressing struct{}
+	// Clock is the rank of the event that counts the epochs of a stream.
+	Clock struct{}
+	// Pool is the rank of a pool's regions, spans and shards.
+	Pool struct{}
+	// Shard is the rank of the blocks of a pool's stream.
+	Shard struct{}
 	// Words is the rank of what orders a follower's streams, held over their submissions.
 	Words struct{}
 	// Waiting is the rank of a follower's list of streams that wait.
 	Waiting struct{}
 	// Publication is the rank of a publication's followers and generations.
 	Publication struct{}
+	// Staging is the rank of what a stream or a capture stages copies from Go memory in.
+	Staging struct{}
 	// Buffer is the rank of a buffer's list of chunks. Two are locked in the order of their
 	// addresses.
 	Buffer struct{}
@@ -30,19 +58,34 @@ type (
 	Range struct{}
 	// Block is the rank of a context's block of device memory.
 	Block struct{}
+	// Event is the rank of what is known of an event's last record. Two are locked in the
+	// order of their handles.
+	Event struct{}
 	// Captures is the rank of what a stream knows of its captures.
 	Captures struct{}
+	// Stem is the rank of locks under which only leaves are taken.
+	Stem struct{}
 	// Leaf is the rank of locks under which no driver call is made and no lock is taken.
 	Leaf struct{}
 )
 
-// Locks of the ranks that nest follow each other.
-func (Long) rank() (height int, nests bool)        { return 0, true }
-func (Words) rank() (height int, nests bool)       { return 1, false }
-func (Waiting) rank() (height int, nests bool)     { return 2, false }
-func (Publication) rank() (height int, nests bool) { return 3, false }
-func (Buffer) rank() (height int, nests bool)      { return 4, true }
-func (Range) rank() (height int, nests bool)       { return 5, false }
-func (Block) rank() (height int, nests bool)       { return 6, false }
-func (Captures) rank() (height int, nests bool)    { return 7, false }
-func (Leaf) rank() (height int, nests bool)        { return 8, false }
+const none = 0 // no step
+
+func (Long) rank() order        { return order{0, none} }
+func (Misses) rank() order      { return order{0, 1} }
+func (Addresses) rank() order   { return order{0, 2} }
+func (Pressing) rank() order    { return order{0, 3} }
+func (Clock) rank() order       { return order{1, 1} }
+func (Pool) rank() order        { return order{2, 1} }
+func (Shard) rank() order       { return order{3, 1} }
+func (Words) rank() order       { return order{4, 1} }
+func (Waiting) rank() order     { return order{5, 1} }
+func (Publication) rank() order { return order{6, 1} }
+func (Staging) rank() order     { return order{7, 1} }
+func (Buffer) rank() order      { return order{8, none} }
+func (Range) rank() order       { return order{9, 1} }
+func (Block) rank() order       { return order{10, 1} }
+func (Event) rank() order       { return order{11, none} }
+func (Captures) rank() order    { return order{12, 1} }
+func (Stem) rank() order        { return order{13, 1} }
+func (Leaf) rank() order        { return order{14, 1} }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -12,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // CaptureOptions change how a capture is served. With the zero value it has an arena of
@@ -69,9 +69,9 @@ type Capture struct {
 	life   life.Closer
 	// calls is held shared over the driver calls that make or free a node. End
 	// waits for them, so that none comes behind the end of the driver's capture.
-	calls sync.RWMutex
+	calls lock.RWMutex[lock.Long]
 
-	mu    sync.Mutex
+	mu    lock.Mutex[lock.Leaf]
 	stats CaptureStats
 	nodes []*extent
 	grown map[*shard]uint64 // what the arena's shards had made before

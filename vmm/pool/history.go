@@ -5,12 +5,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/epoch"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 )
 
@@ -126,7 +126,7 @@ func (r *ring) read(from uint64, events []event, sites []site) ([]event, []site,
 // ring is a history that is being kept. Its lock is a leaf: it is taken under those of
 // shards.
 type ring struct {
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Leaf]
 	size   int
 	count  uint64 // of all events: the latest are at their numbers modulo the size
 	events []event

@@ -147,7 +147,7 @@ package pool
 //
 // # Locks
 //
-// In the order in which they are taken:
+// In the order in which they are taken, which internal/lock checks but for region.turn:
 //
 //	misses         shared by misses, which go on side by side; exclusive for one that
 //	               finds no memory, and for Trim, Grant, Close and Check. Let go while a
@@ -162,7 +162,8 @@ package pool
 //	shard.clock    its own lock, held over the calls that record and query its event
 //	mu             regions, spans, lists of shards
 //	shard.mu       a shard's blocks; two are never held at once
-//	offersMu, holding, upkeep.mu, Capture.mu   leaves
+//	holding        edits of the pool's size, which the list of live objects has, too
+//	offersMu, upkeep.mu, Capture.mu   leaves
 //
 // Only the locks listed before mu are held over driver calls.
 //

@@ -3,7 +3,6 @@ package pool
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -51,14 +51,14 @@ type Pool struct {
 	// grows, so no two changes cancel.
 	passes atomic.Uint64
 
-	misses    sync.RWMutex
-	addresses sync.Mutex
+	misses    lock.RWMutex[lock.Misses]
+	addresses lock.Mutex[lock.Addresses]
 	// pressing is held for reading while others have free memory given back, and
 	// for writing by what must not meet that.
-	pressing sync.RWMutex
+	pressing lock.RWMutex[lock.Pressing]
 
 	// mu guards what follows.
-	mu            sync.Mutex
+	mu            lock.Mutex[lock.Pool]
 	closed        bool
 	pruneAt       int                    // how many shards there are when prune looks at them again
 	nodes         map[driver.Ptr]*extent // what graphs allocate
@@ -75,11 +75,11 @@ type Pool struct {
 	arenas        int
 
 	// offersMu, a leaf, guards offers.
-	offersMu sync.Mutex
+	offersMu lock.Mutex[lock.Leaf]
 	offers   []*shard // that may have something for others
 
-	// holding, a leaf, is held over changes of reserved and of the object's size.
-	holding sync.Mutex
+	// holding is held over changes of reserved and of the object's size.
+	holding lock.Mutex[lock.Stem]
 	object  core.Object // what the System's list of live objects shows
 }
 

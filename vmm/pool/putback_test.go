@@ -25,17 +25,19 @@ func comesMeanwhile(t *testing.T, m *sim.Machine, p *pool.Pool, late *cuda.Strea
 		if calls++; calls != n {
 			return
 		}
-		before := p.Stats().Streams
-		go func() {
-			b, err := p.Alloc(pool.Request{Bytes: 1024, Stream: late})
-			came <- result{b, err}
-		}()
-		for range 100 { // it may have to wait for the request that goes on
-			if p.Stats().Streams != before {
-				break
+		within(t, "the pool's numbers wait for a driver call", func() {
+			before := p.Stats().Streams
+			go func() {
+				b, err := p.Alloc(pool.Request{Bytes: 1024, Stream: late})
+				came <- result{b, err}
+			}()
+			for range 100 { // it may have to wait for the request that goes on
+				if p.Stats().Streams != before {
+					break
+				}
+				time.Sleep(time.Millisecond)
 			}
-			time.Sleep(time.Millisecond)
-		}
+		})
 	})
 	return func() {
 		m.OnCall(nil)

@@ -1,12 +1,12 @@
 package pool
 
 import (
-	"sync"
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/epoch"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // shard is one stream's part of the pool: its blocks, and the memory that was
@@ -30,7 +30,7 @@ type shard struct {
 	stream *core.Stream
 	arena  *arena // whose graph alone uses the memory, or nil; guarded by mu
 
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Shard]
 	closed bool
 	clock  epoch.Clock // stamps what is freed, and other shards' blocks that the stream used
 

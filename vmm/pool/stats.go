@@ -3,12 +3,12 @@ package pool
 import (
 	"fmt"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Stats are a pool's counts. Sizes are in bytes.
@@ -177,7 +177,7 @@ type Tag uint16
 
 // tags are the names, of all pools.
 var tags = struct {
-	mu    sync.RWMutex
+	mu    lock.RWMutex[lock.Leaf]
 	names []string
 }{names: []string{""}}
 

@@ -2,14 +2,15 @@ package pool
 
 import (
 	"math"
-	"sync"
 	"time"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // upkeep works in the background: it unmaps the old places of chunks that moved, and gives
 // back memory that was not needed for long. It runs on a timer, which Close stops.
 type upkeep struct {
-	mu      sync.Mutex // a leaf
+	mu      lock.Mutex[lock.Leaf] // a leaf
 	timer   *time.Timer
 	due     time.Time // when it is to run next; zero: not at all
 	running bool

@@ -3,12 +3,12 @@ package pool
 import (
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // Workspace describes a block that Prepare allocates before a capture.
@@ -25,7 +25,7 @@ type Workspace struct {
 type Workspaces struct {
 	pool *Pool
 
-	mu     sync.Mutex
+	mu     lock.Mutex[lock.Long]
 	blocks map[string]Block
 	graphs int // that were captured with them, and live
 	closed bool
@@ -162,7 +162,7 @@ type watchdog struct {
 	pending func() []any
 	since   time.Time
 
-	mu    sync.Mutex
+	mu    lock.Mutex[lock.Long]
 	timer *time.Timer // nil once it was stopped
 	next  time.Duration
 }
