@@ -442,7 +442,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top, replay, generate, version`},
 		{[]string{"replay", "-h"}, exitOK, "-limit", ""},
 		{[]string{"replay"}, exitUsage, "", "replay needs the files of traces"},
-		{[]string{"replay", "nosuchfile"}, exitFailed, "", "no such file"},
+		{[]string{"replay", "nosuchfile"}, exitFailed, "", "open nosuchfile: no such file or directory: name the file of a trace: record one with pool.History.Trace, or"},
 		{[]string{"generate", "-only", "x"}, exitUsage, "", "the generators are training"},
 		{[]string{"map", "-h"}, exitOK, "-html", ""},
 		{[]string{"map", "1", "2", "3"}, exitUsage, "", `unexpected argument "3": see cuvmm map -h`},

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -44,6 +45,9 @@ Modes:
 
 Flags:
 `
+
+// traceSources says where a user gets a trace.
+const traceSources = "record one with pool.History.Trace, or make some with cuvmm generate -out FOLDER"
 
 // result is a line of the table, and of the output in JSON. Times are in microseconds;
 // those that worked are without waiting for memory that the GPU still used.
@@ -86,7 +90,7 @@ func Replay(f *flag.FlagSet) func(files []string, out io.Writer) error {
 		case *many < 2 || *many > trace.MaxStreams:
 			return wrong("-many %d: use 2 to %d", *many, trace.MaxStreams)
 		case len(files) == 0:
-			return wrong("replay needs the files of traces: record one with pool.History.Trace, or make some with cuvmm generate -out FOLDER")
+			return wrong("replay needs the files of traces: " + traceSources)
 		}
 		var traces []*trace.Trace
 		for _, name := range files {
@@ -165,6 +169,9 @@ func (r result) row() string {
 // load reads a trace. One without a name has that of its file.
 func load(path string) (*trace.Trace, error) {
 	file, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("%w: name the file of a trace: %s", err, traceSources)
+	}
 	if err != nil {
 		return nil, err
 	}
