@@ -95,6 +95,7 @@ _CALLS: Dict[str, List[Any]] = {
 }
 
 _HINTS = {
+    OUT_OF_MEMORY: "free memory of this device first: followers whose publishers are gone keep theirs until they are closed, and cuvmm top lists the processes that hold memory",
     NO_DEVICE: "make a GPU visible to this process (CUDA_VISIBLE_DEVICES, the container's devices)",
     NOT_SUPPORTED: "the driver or the device cannot do it",
     DEINITIALIZED: "the process is ending",
@@ -148,7 +149,7 @@ class Driver:
         shown = (text.value or b"an unknown result").decode()
         name = name.split("_v")[0]
         if code == OUT_OF_MEMORY:
-            return OutOfMemory(f"{what + ': ' if what else ''}{name} returned {shown} ({code})", "free memory of this device first")
+            return OutOfMemory(f"{what + ': ' if what else ''}{name} returned {shown} ({code})", _HINTS[code])
         return DriverError(name, code, shown, what, _HINTS.get(code, ""))
 
 
