@@ -125,9 +125,12 @@ func (m *Machine) covered(p, n uint64) bool {
 
 // backed reports whether there is memory behind all n addresses from p on.
 func (m *Machine) backed(p, n uint64) bool {
-	if n > ^uint64(0)-p {
-		return false
-	}
+	return n <= ^uint64(0)-p && m.backedTo(p, n) == p+n
+}
+
+// backedTo returns the first of n addresses from p on behind which there is no memory, or
+// else their end.
+func (m *Machine) backedTo(p, n uint64) uint64 {
 	at := p
 	for r := range m.backing.over(p, p+n) {
 		if r.lo > at {
@@ -135,7 +138,20 @@ func (m *Machine) backed(p, n uint64) bool {
 		}
 		at = r.hi
 	}
-	return at >= p+n
+	return min(at, p+n)
+}
+
+// missing reports whether a call must be refused because there is no memory behind some of n
+// addresses. Its result does not say where, so the log does.
+func (m *Machine) missing(call driver.Call, p, n uint64) bool {
+	if m.covered(p, n) {
+		return false
+	}
+	if n <= ^uint64(0)-p {
+		at := m.backedTo(p, n)
+		m.note("%v on [%#x, %#x+%#x): illegal address %#x: %s", call, p, p, n, at, m.whatIsAt(at, created.Add(1)))
+	}
+	return true
 }
 
 // place is one side of a copy: an address that is resolved when the work is
@@ -198,6 +214,9 @@ func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.
 			return nil, m.illegal(at, call, next, addr, n, why)
 		}
 		part := min(r.hi, addr+n) - next
+		if why := r.v.replaces(at, call, span{next, next + part}); why != "" {
+			return nil, m.illegal(at, call, next, addr, n, why)
+		}
 		if r.v.managed != nil && at.device.concurrent() {
 			_, pages, _ := m.pagesAt(driver.Ptr(next), part)
 			if why := r.v.touch(int32(at.device.ordinal), pages, need == driver.AccessReadWrite); why != "" {
@@ -217,7 +236,7 @@ func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.
 		next = part.hi
 	}
 	if next < addr+n {
-		return nil, m.illegal(at, call, next, addr, n, m.whatIsAt(next))
+		return nil, m.illegal(at, call, next, addr, n, m.whatIsAt(next, at.submitted))
 	}
 	return p, nil
 }
@@ -266,14 +285,6 @@ func (r *backing) refuses(at site, call driver.Call, need driver.AccessFlags) st
 		return r.attached(at)
 	}
 	return ""
-}
-
-// whatIsAt says what lies at an address that could not be used.
-func (m *Machine) whatIsAt(p uint64) string {
-	if r, ok := m.reserved.find(p); ok {
-		return fmt.Sprintf("nothing is mapped there in the reservation [%#x, %#x): was it unmapped before the work was done?", r.lo, r.hi)
-	}
-	return "no memory of this machine is there: was it freed before the work was done, or is the end of an allocation overrun?"
 }
 
 // illegal returns the fault of work that touches an address that it must not touch.

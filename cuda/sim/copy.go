@@ -141,7 +141,7 @@ func (a *api) copyFromHost(call driver.Call, c driver.Context, dst driver.Ptr, s
 	switch {
 	case n == 0:
 		return driver.Success
-	case src == nil || !a.m.covered(uint64(dst), n):
+	case src == nil || a.m.missing(call, uint64(dst), n):
 		return driver.InvalidValue
 	}
 	from, pageable := a.m.hostPlace(src, n)
@@ -161,7 +161,7 @@ func (a *api) copyToHost(call driver.Call, c driver.Context, dst unsafe.Pointer,
 	switch {
 	case n == 0:
 		return driver.Success
-	case dst == nil || !a.m.covered(uint64(src), n):
+	case dst == nil || a.m.missing(call, uint64(src), n):
 		return driver.InvalidValue
 	}
 	to, pageable := a.m.hostPlace(dst, n)
@@ -188,7 +188,7 @@ func (a *api) copyDevice(call driver.Call, c driver.Context, dst, src driver.Ptr
 	switch {
 	case n == 0:
 		return driver.Success
-	case !a.m.covered(uint64(dst), n) || !a.m.covered(uint64(src), n):
+	case a.m.missing(call, uint64(dst), n) || a.m.missing(call, uint64(src), n):
 		return driver.InvalidValue
 	}
 	_, r = s.submit(a.m.copyTask(call, place{addr: uint64(dst)}, place{addr: uint64(src)}, n))
@@ -208,7 +208,7 @@ func (a *api) fill(call driver.Call, c driver.Context, dst driver.Ptr, pattern [
 		return driver.InvalidValue
 	case times == 0:
 		return driver.Success
-	case !a.m.covered(uint64(dst), times*size):
+	case a.m.missing(call, uint64(dst), times*size):
 		return driver.InvalidValue
 	}
 	_, r = s.submit(a.m.fillTask(call, place{addr: uint64(dst)}, pattern, times*size))

@@ -171,26 +171,3 @@ func TestWorkWithoutAccessDestroysTheContext(t *testing.T) {
 		r.ok(r.MemsetD8Async(c, p, 1, 8, s))
 	})
 }
-
-func TestRemappedMemoryIsWhatWorkFinds(t *testing.T) {
-	r := start(t, Options{})
-	p, s := r.reserve(chunk), r.stream(0)
-	a, b := r.create(chunk, on(0, 0)), r.create(chunk, on(0, 0))
-	r.ok(r.MemMap(p, chunk, 0, a))
-	r.allow(p, chunk, 0)
-	r.m.Hold(uintptr(s))
-	r.ok(r.MemsetD8Async(r.ctx, p, 1, 8, s))
-	r.ok(r.MemUnmap(p, chunk))
-	r.ok(r.MemMap(p, chunk, 0, b))
-	r.allow(p, chunk, 0)
-	r.m.Release(uintptr(s))
-	r.ok(r.StreamSynchronize(r.ctx, s))
-	require.Equal(t, repeated(1, 8), r.bytes(p, 8))
-	r.ok(r.MemUnmap(p, chunk))
-	r.ok(r.MemMap(p, chunk, 0, a))
-	require.Equal(t, repeated(0, 8), r.bytes(p, 8))
-	r.ok(r.MemUnmap(p, chunk))
-	r.ok(r.MemAddressFree(p, chunk))
-	r.ok(r.MemRelease(a))
-	r.ok(r.MemRelease(b))
-}

@@ -5,10 +5,12 @@
 // here; and a program that is wrong, but that a GPU lets pass, is caught: work
 // is done as late and in as odd an order as the rules allow, freed addresses
 // are not reused, and work on memory that was unmapped, freed or never granted,
+// a copy or memset whose addresses were given other memory before it was done,
 // a copy between ranges that overlap, a kernel's access to an address that is not
 // aligned, and the launch of a graph whose kernel's module was unloaded destroy their
-// context. Errors then name the culprit, and so does
-// [Machine.Fault].
+// context. Errors then name the culprit, and so does [Machine.Fault]: the address, the
+// mapping that was there, and whether it was unmapped before or after the work was
+// submitted. [Machine.Log] says the same of a copy that is refused.
 //
 // # Memory and addresses
 //
@@ -101,9 +103,9 @@
 // (numbers), physical.go (bytes) and backing.go (what is where), and of
 // folder.go for a machine that processes share; multicast.go are the calls of
 // multicast objects, on top of team.go (the devices and what is bound for them)
-// and multimem.go (what kernels do there); context.go, stream.go, event.go and
-// engine.go are the work; module.go and ptx.go are kernels; capture.go and graph.go write
-// it down instead. One lock guards a machine, and is released while bytes move,
+// and multimem.go (what kernels do there); former.go is what was mapped where nothing
+// is; context.go, stream.go, event.go and engine.go are the work; module.go and ptx.go
+// are kernels; capture.go and graph.go write it down instead. One lock guards a machine, and is released while bytes move,
 // while kernels run, and while a call waits. The lock of the process's address
 // space is taken inside it; that of the injected faults is never held together
 // with another.

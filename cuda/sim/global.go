@@ -37,7 +37,7 @@ func (c *gpuContext) place(mod *module, text string) (why string, r driver.Resul
 		g.owner = mod // which alone frees it
 		c.m.untrack(g.object)
 		mod.globals[name] = g
-		at, f := c.m.locate(site{c, c.legacy}, driver.CallModuleLoadData, g.lo, size, driver.AccessReadWrite)
+		at, f := c.m.locate(site{gpuContext: c, stream: c.legacy}, driver.CallModuleLoadData, g.lo, size, driver.AccessReadWrite)
 		if f != nil {
 			return undo(f.text, f.result)
 		}

@@ -100,13 +100,13 @@ func (m *Machine) graphTask(nodes []*node) task {
 	}
 	t.run = func(at site) *fault {
 		for _, n := range m.shuffled(nodes) {
-			if !m.awaitNode(n, at.stream) {
+			if !m.awaitNode(n, at) {
 				return nil
 			}
 			if n.run == nil {
 				continue
 			}
-			if f := n.run(site{n.context, at.stream}); f != nil {
+			if f := n.run(site{n.context, at.stream, at.submitted}); f != nil {
 				return &fault{driver.LaunchFailed, "in a launched graph: " + f.text}
 			}
 		}
@@ -117,11 +117,11 @@ func (m *Machine) graphTask(nodes []*node) task {
 
 // awaitNode waits until a node can begin, and reports whether it still may: the
 // machine may be closed, or the context lost.
-func (m *Machine) awaitNode(n *node, on *stream) bool {
+func (m *Machine) awaitNode(n *node, at site) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for polls := 0; m.outcome(n.context) == driver.Success; polls++ {
-		if n.ready == nil || n.ready(site{n.context, on}) {
+		if n.ready == nil || n.ready(site{n.context, at.stream, at.submitted}) {
 			return true
 		}
 		m.mu.Unlock()

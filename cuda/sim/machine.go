@@ -68,6 +68,7 @@ type Machine struct {
 	held     []held             // memory files that others may still hold
 	reserved intervals[*object] // reservations
 	backing  intervals[*backing]
+	former   intervals[former] // mappings that were
 	system   *backing          // the operating system's memory, where a device pages it
 	leased   intervals[*lease] // addresses of captured allocations
 	engine   engine
@@ -236,8 +237,8 @@ func (m *Machine) Fault() string {
 	return m.culprit
 }
 
-// Log returns what result codes cannot express: why a descriptor was refused, what
-// destroyed a context.
+// Log returns what result codes cannot express: why a descriptor was refused, which
+// address of a copy has no memory, what destroyed a context.
 func (m *Machine) Log() []string {
 	m.mu.Lock()
 	defer m.mu.Unlock()

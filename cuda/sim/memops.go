@@ -15,11 +15,11 @@ func word(b []byte) *atomicWord { return (*atomicWord)(unsafe.Pointer(unsafe.Sli
 
 const wordSize = 8
 
-func (s *stream) checkWord(p driver.Ptr) driver.Result {
+func (s *stream) checkWord(call driver.Call, p driver.Ptr) driver.Result {
 	switch {
 	case s.context.device.attributes[driver.AttrStreamMemOps64] == 0:
 		return driver.NotSupported
-	case p%wordSize != 0 || !s.m.covered(uint64(p), wordSize):
+	case p%wordSize != 0 || s.m.missing(call, uint64(p), wordSize):
 		return driver.InvalidValue
 	}
 	return driver.Success
@@ -31,7 +31,7 @@ func (a *api) StreamWriteValue64(c driver.Context, h driver.Stream, p driver.Ptr
 		return r
 	}
 	defer a.leave()
-	if r := s.checkWord(p); r != driver.Success {
+	if r := s.checkWord(driver.CallStreamWriteValue64, p); r != driver.Success {
 		return r
 	}
 	_, r = s.submit(task{run: func(at site) *fault {
@@ -53,7 +53,7 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 		return r
 	}
 	defer a.leave()
-	if r := s.checkWord(p); r != driver.Success {
+	if r := s.checkWord(call, p); r != driver.Success {
 		return r
 	}
 	m := a.m

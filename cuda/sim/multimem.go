@@ -171,7 +171,7 @@ func (m *Machine) lanes(at site, p, n uint64, unit int, need driver.AccessFlags)
 	r, ok := m.backing.find(p)
 	switch {
 	case !ok:
-		return nil, nil, m.illegal(at, call, p, p, n, m.whatIsAt(p))
+		return nil, nil, m.illegal(at, call, p, p, n, m.whatIsAt(p, at.submitted))
 	case r.v.mem == nil || r.v.mem.team == nil:
 		return nil, nil, m.illegal(at, call, p, p, n, "a multimem instruction takes multicast addresses only, and this is an address of one device's or the host's memory")
 	case n > r.hi-p:

@@ -138,7 +138,7 @@ func (s *stream) move(call driver.Call, parts []part, discard bool) driver.Resul
 		for _, p := range parts {
 			r, pages, ok := m.pagesAt(driver.Ptr(p.addr), p.n)
 			if !ok {
-				return m.illegal(at, call, p.addr, p.addr, p.n, m.whatIsAt(p.addr))
+				return m.illegal(at, call, p.addr, p.addr, p.n, m.whatIsAt(p.addr, at.submitted))
 			}
 			if discard {
 				r.discardPages(pages)

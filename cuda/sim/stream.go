@@ -29,7 +29,8 @@ type stream struct {
 type op struct {
 	stream *stream
 	task
-	deps    []*op // on other streams
+	order   uint64 // of its submission, among those of objects
+	deps    []*op  // on other streams
 	running bool
 	done    bool
 	at      time.Time // when it was done
@@ -39,7 +40,8 @@ type op struct {
 // whose order it is done, which a graph's work has from the launch.
 type site struct {
 	*gpuContext
-	stream *stream
+	stream    *stream
+	submitted uint64 // the order of the op
 }
 
 // task is what an op does. It can be done several times, as part of a graph.
@@ -155,6 +157,7 @@ func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 // enqueue puts work at the end of its stream's.
 func (m *Machine) enqueue(o *op) {
 	s := o.stream
+	o.order = created.Add(1)
 	s.queue = append(s.queue, o)
 	s.tail = o
 	if s != s.context.late {
@@ -165,7 +168,7 @@ func (m *Machine) enqueue(o *op) {
 	m.startEngine()
 }
 
-func (o *op) site() site { return site{o.stream.context, o.stream} }
+func (o *op) site() site { return site{o.stream.context, o.stream, o.order} }
 
 func (o *op) waitFor(d *op) {
 	if d != nil && !d.done {

@@ -229,6 +229,7 @@ func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
 	}
 	m.reserved.remove(r.lo)
 	m.untrack(r.v)
+	m.forget(span{r.lo, r.hi})
 	m.giveAddresses(span{r.lo, r.hi})
 	return driver.Success
 }
@@ -339,6 +340,7 @@ func (a *api) MemUnmap(p driver.Ptr, size uint64) driver.Result {
 	}
 	return run(mappings, cut, func(r *backing) driver.Result {
 		a.m.untrack(r.object)
+		a.m.remember(r.span)
 		a.m.evict(r)
 		return driver.Success
 	})

@@ -231,7 +231,7 @@ func TestWaitingForWordsIsCheap(t *testing.T) {
 	s := r.stream(driver.StreamNonBlocking)
 	r.ok(r.StreamWaitValue64(r.ctx, s, p, 1))
 	r.m.mu.Lock()
-	at := site{r.m.contexts[r.ctx], r.m.streams[s]}
+	at := site{gpuContext: r.m.contexts[r.ctx], stream: r.m.streams[s]}
 	require.Zero(t, testing.AllocsPerRun(100, func() { _ = r.m.reached(at, p, 1) }))
 	r.m.mu.Unlock()
 	require.GreaterOrEqual(t, pollAfter(1000), 500*time.Microsecond)
