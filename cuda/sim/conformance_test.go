@@ -25,8 +25,10 @@ var conformanceMachines = []struct {
 	},
 	{
 		inFolder,
-		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}, Devices: sim.WithMulticast(1).Devices},
-		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true},
+		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}, Devices: []sim.DeviceOptions{
+			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
+		}},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true, ContextBytes: 527 << 20},
 	},
 	{
 		"other granularity",

@@ -3,7 +3,6 @@ package drivertest
 import (
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -446,20 +445,4 @@ func (t *T) once(kind string, free func(d driver.Driver) driver.Result) func(d d
 		freed = freed || r == driver.Success
 		return r
 	}
-}
-
-// pageable is ordinary host memory that ends with the case.
-func (t *T) pageable(n int) unsafe.Pointer {
-	t.Helper()
-	b, err := pageable(n)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.own("pageable memory", uint64(uintptr(unsafe.Pointer(&b[0]))), func() driver.Result {
-		if err := freePageable(b); err != nil {
-			t.Error(err)
-		}
-		return driver.Success
-	})
-	return unsafe.Pointer(&b[0])
 }

@@ -23,7 +23,7 @@ type Case struct {
 // Cases are all rules in the order of the document.
 func Cases() []Case {
 	return slices.Concat(
-		section("1", creation, reservation, mapping, access, ends),
+		section("1", creation, reservation, mapping, access, ends, remapping),
 		section("2", contexts),
 		section("3", running, captureEnds, edges, launching, hostFuncs, loading, waiting(), captureMatrix()),
 		section("4", sharing),

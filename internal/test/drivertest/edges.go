@@ -266,6 +266,21 @@ var edges = []Case{
 		},
 	},
 	{
+		Name: "‡ a copy or memset over three places of a reservation of which the middle one is not mapped, or was unmapped",
+		Says: "INVALID_VALUE; the context stays usable",
+		Run: func(t *T) {
+			// In a process of its own, whose context may be lost.
+			c := t.child("work across a hole")
+			c.Start()
+			var found []holeResult
+			c.Recv(&found)
+			c.Wait()
+			for _, f := range found {
+				t.returns(f.Want, f.Got, "%s", f.Call)
+			}
+		},
+	},
+	{
 		Name: "a copy or memset across two mappings that follow each other",
 		Says: "success",
 		Run: func(t *T) {
@@ -391,20 +406,12 @@ var edges = []Case{
 		Name:  "†‡ a copy on the device between ranges that overlap, also by two addresses of one memory",
 		Says:  "undefined; on the software driver it fails, and its context is lost",
 		Needs: needs(softwareDriver),
-		Run: func(t *T) {
-			for _, role := range []string{"copy to an overlapping range", "copy to an alias"} {
-				var found lostContext
-				c := t.child(role)
-				c.Start()
-				c.Recv(&found)
-				c.Wait()
-				found.check(t)
-			}
-		},
+		Run:   loseEach("copy to an overlapping range", "copy to an alias"),
 	},
 }
 
 func init() {
+	roles["work across a hole"] = workAcrossAHole
 	roles["copy to an overlapping range"] = func(c *child) {
 		dev, ctx := c.device(0)
 		p, size := c.mappedChunk(dev)
@@ -422,4 +429,41 @@ func init() {
 		c.undo = nil
 		c.send(c.watchLoss(ctx, s, c.d.MemcpyDtoDAsync(ctx, alias+64, p, size-64, s)))
 	}
+}
+
+// holeResult is what a call of workAcrossAHole returned.
+type holeResult struct {
+	Call      string
+	Want, Got driver.Result
+}
+
+// workAcrossAHole submits work over three places of which the middle one is not mapped. What
+// the driver takes loses the context, so nothing is given back.
+func workAcrossAHole(c *child) {
+	dev, ctx, s := c.doomed()
+	size, r := c.d.MemGetAllocationGranularity(onDevice(dev), driver.GranularityMinimum)
+	c.ok(r, "granularity")
+	p, r := c.d.MemAddressReserve(3*size, 0, 0)
+	c.ok(r, "reserve")
+	middle := p + driver.Ptr(size)
+	for _, at := range []driver.Ptr{p, p + driver.Ptr(2*size)} {
+		c.mapNew(at, size, dev)
+		c.allow(at, size, dev)
+	}
+	host, r := c.d.MemHostAlloc(ctx, 3*size, 0)
+	c.ok(r, "host alloc")
+	var found []holeResult
+	for _, hole := range []string{"never mapped", "unmapped"} {
+		if hole == "unmapped" {
+			c.mapNew(middle, size, dev)
+			c.allow(middle, size, dev)
+			c.ok(c.d.MemUnmap(middle, size), "unmap")
+		}
+		found = append(found,
+			holeResult{"memset, " + hole, driver.InvalidValue, c.d.MemsetD8Async(ctx, p, 1, 3*size, s)},
+			holeResult{"copy from the host, " + hole, driver.InvalidValue, c.d.MemcpyHtoDAsync(ctx, p, host, 3*size, s)},
+			holeResult{"copy to the host, " + hole, driver.InvalidValue, c.d.MemcpyDtoHAsync(ctx, host, p, 3*size, s)})
+	}
+	found = append(found, holeResult{"synchronize", driver.Success, c.d.StreamSynchronize(ctx, s)})
+	c.send(found)
 }

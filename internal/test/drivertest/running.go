@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -51,14 +52,7 @@ var running = []Case{
 		Name:  "†‡ unmap of memory that work submitted before has yet to touch",
 		Says:  "does not wait: the work fails, and its context is lost",
 		Needs: needs(softwareDriver, streamMemoryOps),
-		Run: func(t *T) {
-			var found lostContext
-			c := t.child("unmap under running work")
-			c.Start()
-			c.Recv(&found)
-			c.Wait()
-			found.check(t)
-		},
+		Run:   loseEach("unmap under running work"),
 	},
 	{
 		Name:  "a captured graph writes to a mapped address; its memory is unmapped and released, other memory is mapped at the same address, and the graph is replayed",
@@ -90,14 +84,81 @@ var running = []Case{
 		Says:  "the launch succeeds, the next synchronize returns LAUNCH_FAILED, and the context is lost: every later call fails",
 		Needs: needs(softwareDriver, graphs),
 		Run: func(t *T) {
-			var found lostContext
-			c := t.child("replay over nothing")
-			c.Start()
-			c.Recv(&found)
-			c.Wait()
+			found := t.loses("replay over nothing")
 			t.returns(driver.LaunchFailed, found.Synchronize, "synchronize")
-			found.check(t)
 		},
+	},
+	{
+		Name:  "‡ a captured graph copies from one mapped address to another; other memory is mapped at both, the old is mapped elsewhere, and the graph is launched",
+		Says:  "the new memory is read and written; the old keeps its bytes",
+		Needs: needs(graphs),
+		Run: func(t *T) {
+			p, old := t.run(2)
+			from, to := p, p+driver.Ptr(t.chunk)
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			exec := t.captured(s, func() driver.Result { return t.D.MemcpyDtoDAsync(t.ctx, to, from, t.chunk, s) })
+			t.fill(t.device, from, t.chunk, 0x92)
+			t.fill(t.device, to, t.chunk, 0x93)
+			elsewhere := t.reserve(2 * t.chunk)
+			for i, h := range old {
+				at := driver.Ptr(uint64(i) * t.chunk)
+				t.unmap(p + at)
+				t.bind(p+at, t.chunk, t.create(t.chunk))
+				t.bind(elsewhere+at, t.chunk, h)
+			}
+			t.allow(p, 2*t.chunk)
+			t.allow(elsewhere, 2*t.chunk)
+			t.fill(t.device, from, t.chunk, 0x94)
+			t.fill(t.device, to, t.chunk, 0x95)
+			t.ok(t.D.GraphLaunch(t.ctx, exec, s), "launch")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			t.reads(t.device, p, 2*t.chunk, 0x94)
+			t.reads(t.device, elsewhere, t.chunk, 0x92)
+			t.reads(t.device, elsewhere+driver.Ptr(t.chunk), t.chunk, 0x93)
+		},
+	},
+	{
+		Name:  "‡ a captured kernel reads a word at a mapped address; other memory is mapped there, and the graph is launched",
+		Says:  "the kernel reads the new memory, and what is written there while it runs",
+		Needs: needs(graphs),
+		Run: func(t *T) {
+			p, _ := t.memory(t.chunk)
+			t.fill(t.device, p, 8, 1) // with the old memory the kernel ends at once
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			exec := t.captured(s, func() driver.Result { return t.kernels.launchHold(t.D, t.ctx, s, p) })
+			t.ok(t.D.GraphLaunch(t.ctx, exec, s), "launch")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			t.unmap(p)
+			t.bind(p, t.chunk, t.create(t.chunk))
+			t.allow(p, t.chunk)
+			t.fill(t.device, p, 8, 0)
+			t.ok(t.D.GraphLaunch(t.ctx, exec, s), "launch over the new memory")
+			// Whatever fails, the kernel does not run for ever.
+			release := sync.OnceFunc(func() { t.fill(t.device, p, 8, 1) })
+			defer release()
+			time.Sleep(t.glance())
+			t.returns(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the new word is 0")
+			release()
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+		},
+	},
+	{
+		Name:  "†‡ a kernel at an address that is reserved and not mapped, or where memory was unmapped",
+		Says:  "the launch succeeds, the work fails, and its context is lost",
+		Needs: needs(softwareDriver),
+		Run:   loseEach("kernel over nothing", "kernel over unmapped memory"),
+	},
+	{
+		Name:  "†‡ a memset and a kernel where memory is mapped and no access is granted",
+		Says:  "the work fails, and its context is lost",
+		Needs: needs(softwareDriver),
+		Run:   loseEach("memset without access", "kernel without access"),
+	},
+	{
+		Name:  "†‡ a memset or copy that has yet to be done when its memory is unmapped and other memory is mapped at the address",
+		Says:  "undefined; on the software driver it fails, and its context is lost",
+		Needs: needs(softwareDriver, streamMemoryOps),
+		Run:   loseEach("remap under a memset", "remap under a copy"),
 	},
 	{
 		Name:  "cuMemAllocAsync, cuMemsetD8Async and cuMemFreeAsync on a capturing stream",
@@ -225,24 +286,8 @@ var running = []Case{
 // a role that was given the page's file.
 func (t *T) wordOfTwo(role string) (*atomic.Uint64, driver.Ptr, *reexec.Cmd) {
 	t.Helper()
-	file, err := memoryFile(pageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { file.Close() })
-	page, err := mapFile(file, pageSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	host := unsafe.Pointer(&page[0])
-	t.own("mapped file", uint64(uintptr(host)), func() driver.Result {
-		if err := freePageable(page); err != nil {
-			t.Error(err)
-		}
-		return driver.Success
-	})
-	t.ok(t.D.MemHostRegister(t.ctx, host, pageSize, driver.HostRegisterPortable|driver.HostRegisterDeviceMap), "register")
-	t.own("registered memory", uint64(uintptr(host)), func() driver.Result { return t.D.MemHostUnregister(t.ctx, host) })
+	file, host := t.memoryFile(pageSize)
+	t.register(host, pageSize)
 	p, r := t.D.MemHostGetDevicePointer(t.ctx, host)
 	t.ok(r, "device pointer")
 	c := t.child(role)
@@ -293,6 +338,26 @@ func (l lostContext) check(t *T) {
 	}
 }
 
+// loses has a child play a role in which it loses its context.
+func (t *T) loses(role string) (found lostContext) {
+	t.Helper()
+	c := t.child(role)
+	c.Start()
+	c.Recv(&found)
+	c.Wait()
+	found.check(t)
+	return found
+}
+
+// loseEach returns a case's function that has children play roles.
+func loseEach(roles ...string) func(*T) {
+	return func(t *T) {
+		for _, role := range roles {
+			t.loses(role)
+		}
+	}
+}
+
 // watchLoss fills in what comes after the submission.
 func (c *child) watchLoss(ctx driver.Context, s driver.Stream, submit driver.Result) (l lostContext) {
 	l.Submit = submit
@@ -311,21 +376,44 @@ func (c *child) watchLoss(ctx driver.Context, s driver.Stream, submit driver.Res
 func (c *child) mappedChunk(dev driver.Device) (p driver.Ptr, size uint64) {
 	size, r := c.d.MemGetAllocationGranularity(onDevice(dev), driver.GranularityMinimum)
 	c.ok(r, "granularity")
-	h, r := c.d.MemCreate(size, onDevice(dev))
-	c.ok(r, "create")
 	p, r = c.d.MemAddressReserve(size, 0, 0)
 	c.ok(r, "reserve")
+	c.mapNew(p, size, dev)
+	c.allow(p, size, dev)
+	return p, size
+}
+
+// mapNew maps new memory, which its mapping alone keeps.
+func (c *child) mapNew(p driver.Ptr, size uint64, dev driver.Device) {
+	h, r := c.d.MemCreate(size, onDevice(dev))
+	c.ok(r, "create")
 	c.ok(c.d.MemMap(p, size, 0, h), "map")
 	c.ok(c.d.MemRelease(h), "release")
+}
+
+func (c *child) allow(p driver.Ptr, size uint64, dev driver.Device) {
 	c.ok(c.d.MemSetAccess(p, size, grant(driver.AccessReadWrite, deviceLocation(dev))), "set access")
-	return p, size
 }
 
 func init() {
 	roles["write words"] = writeWords
 	roles["write words from a stream"] = writeWordsFromAStream
 	roles["unmap under running work"] = unmapUnderRunningWork
+	roles["remap under a memset"] = remapUnder(func(c *child, ctx driver.Context, p driver.Ptr, n uint64, s driver.Stream) driver.Result {
+		return c.d.MemsetD8Async(ctx, p, 1, n, s)
+	})
+	roles["remap under a copy"] = remapUnder(func(c *child, ctx driver.Context, p driver.Ptr, n uint64, s driver.Stream) driver.Result {
+		return c.d.MemcpyDtoDAsync(ctx, p, p+driver.Ptr(n/2), n/2, s)
+	})
 	roles["replay over nothing"] = replayOverNothing
+	roles["kernel over nothing"] = func(c *child) { c.loseAt(nothingMapped, c.readWord) }
+	roles["kernel over unmapped memory"] = func(c *child) { c.loseAt(unmappedAgain, c.readWord) }
+	roles["kernel without access"] = func(c *child) { c.loseAt(notGranted, c.readWord) }
+	roles["memset without access"] = func(c *child) {
+		c.loseAt(notGranted, func(ctx driver.Context, p driver.Ptr, s driver.Stream) driver.Result {
+			return c.d.MemsetD8Async(ctx, p, 1, 64, s)
+		})
+	}
 }
 
 // eachWord calls write with every value that the parent sends.
@@ -377,16 +465,85 @@ func (c *child) doomed() (driver.Device, driver.Context, driver.Stream) {
 
 func unmapUnderRunningWork(c *child) {
 	dev, ctx, s := c.doomed()
+	release := c.delay(ctx, s)
+	p, size := c.mappedChunk(dev)
+	submit := c.d.MemsetD8Async(ctx, p, 1, size, s)
+	c.ok(c.d.MemUnmap(p, size), "unmap")
+	release()
+	c.send(c.watchLoss(ctx, s, submit))
+}
+
+// remapUnder submits work on n bytes at p that comes to them when other memory is there.
+func remapUnder(submit func(c *child, ctx driver.Context, p driver.Ptr, n uint64, s driver.Stream) driver.Result) func(*child) {
+	return func(c *child) {
+		dev, ctx, s := c.doomed()
+		release := c.delay(ctx, s)
+		p, size := c.mappedChunk(dev)
+		submitted := submit(c, ctx, p, size, s)
+		c.ok(c.d.MemUnmap(p, size), "unmap")
+		c.mapNew(p, size, dev)
+		c.allow(p, size, dev)
+		release()
+		c.send(c.watchLoss(ctx, s, submitted))
+	}
+}
+
+// delay keeps what is submitted to a stream from being done until release.
+func (c *child) delay(ctx driver.Context, s driver.Stream) (release func()) {
 	words, r := c.d.MemHostAlloc(ctx, pageSize, driver.HostAllocDeviceMap)
 	c.ok(r, "host alloc")
 	word, r := c.d.MemHostGetDevicePointer(ctx, words)
 	c.ok(r, "device pointer")
-	p, size := c.mappedChunk(dev)
 	c.ok(c.d.StreamWaitValue64(ctx, s, word, 1), "wait for a value")
-	submit := c.d.MemsetD8Async(ctx, p, 1, size, s)
-	c.ok(c.d.MemUnmap(p, size), "unmap")
-	(*atomic.Uint64)(words).Store(1)
-	c.send(c.watchLoss(ctx, s, submit))
+	return func() { (*atomic.Uint64)(words).Store(1) }
+}
+
+// readWord launches a kernel that reads the word at p.
+func (c *child) readWord(ctx driver.Context, p driver.Ptr, s driver.Stream) driver.Result {
+	m, r := c.d.ModuleLoadData(ctx, []byte(kernelText))
+	c.ok(r, "load the kernels")
+	hold, r := c.d.ModuleGetFunction(ctx, m, HoldKernel)
+	c.ok(r, "get the kernel")
+	return kernels{hold: hold}.launchHold(c.d, ctx, s, p)
+}
+
+// What may be wrong with an address in the middle of a run of three mappings.
+type wrong int
+
+const (
+	nothingMapped wrong = iota
+	unmappedAgain
+	notGranted
+)
+
+// loseAt submits work to a wrong address between two that are right.
+func (c *child) loseAt(w wrong, submit func(ctx driver.Context, p driver.Ptr, s driver.Stream) driver.Result) {
+	dev, ctx, s := c.doomed()
+	size, r := c.d.MemGetAllocationGranularity(onDevice(dev), driver.GranularityMinimum)
+	c.ok(r, "granularity")
+	p, r := c.d.MemAddressReserve(3*size, 0, 0)
+	c.ok(r, "reserve")
+	middle := p + driver.Ptr(size)
+	for i := range driver.Ptr(3) {
+		at := p + i*driver.Ptr(size)
+		if at == middle && w == nothingMapped {
+			continue
+		}
+		c.mapNew(at, size, dev)
+		c.allow(at, size, dev)
+		// A kernel that finds the memory all the same is not to poll for ever.
+		c.ok(c.d.MemsetD8Async(ctx, at, 1, size, s), "memset")
+	}
+	c.ok(c.d.StreamSynchronize(ctx, s), "memset")
+	if w != nothingMapped {
+		h, r := c.d.Foreign().MemRetainAllocationHandle(middle)
+		c.ok(r, "retain")
+		c.ok(c.d.MemUnmap(middle, size), "unmap")
+		if w == notGranted {
+			c.ok(c.d.MemMap(middle, size, 0, h), "map again")
+		}
+	}
+	c.send(c.watchLoss(ctx, s, submit(ctx, middle, s)))
 }
 
 func replayOverNothing(c *child) {

@@ -134,9 +134,32 @@ var sharing = []Case{
 	},
 	{
 		Name:  "create and export in a process that has called cuInit alone",
-		Says:  "success, without a context: the device's primary context stays inactive, and another process that imports the memory maps, writes and reads it",
+		Says:  "success, without a context: the device's primary context stays inactive, no memory is taken for one, and another process that imports the memory maps, writes and reads it",
 		Needs: needs(shareableByFD),
 		Run:   func(t *T) { t.madeWithoutContext() },
+	},
+	{
+		Name:  "‡ memory that a process without a context made, written by one that imported it and was then killed",
+		Says:  "keeps the bytes for whoever imports the descriptor next",
+		Needs: needs(shareableByFD),
+		Run:   func(t *T) { t.writtenByAnImporter() },
+	},
+	{
+		Name:  "‡ import of a descriptor whose memory was unmapped and released, the context that wrote it destroyed",
+		Says:  "success: the memory has its bytes",
+		Needs: needs(shareableByFD),
+		Run: func(t *T) {
+			c := t.newContext()
+			writer := device{t.Device, c, t.newStream(c, driver.StreamNonBlocking), 0, 0}
+			p, h := t.memory(t.chunk, shared(onDevice(t.Device), driver.HandlePosixFD))
+			t.fill(writer, p, t.chunk, 0x72)
+			fd := t.export(h)
+			t.unmap(p)
+			t.release(h)
+			t.end("stream", uint64(writer.stream))
+			t.end("context", uint64(c))
+			t.reads(t.device, t.open(t.importFD(fd), t.chunk), t.chunk, 0x72)
+		},
 	},
 	{
 		Name:  "properties of an imported handle",
@@ -340,6 +363,7 @@ func (t *T) keptWithoutDriver() {
 func (t *T) madeWithoutContext() {
 	here, there := t.socketPair()
 	size := roundUp(64<<20, t.chunk)
+	free := t.free(t.device)
 	c := t.child("create without a context")
 	c.ExtraFiles = []*os.File{there}
 	c.Start()
@@ -349,6 +373,13 @@ func (t *T) madeWithoutContext() {
 	if active {
 		t.Errorf("the primary context is active")
 	}
+	allowed := size
+	if !t.software {
+		allowed += slack
+	}
+	if now := t.free(t.device); now+allowed < free {
+		t.Errorf("%d bytes are free, %d were before another process made %d", now, free, size)
+	}
 	fd, err := receiveDescriptor(here)
 	if err != nil {
 		t.Fatal(err)
@@ -356,6 +387,45 @@ func (t *T) madeWithoutContext() {
 	t.ownDescriptor(fd)
 	t.works(t.device, t.open(t.importFD(fd), size), size)
 	c.Wait()
+}
+
+// writtenByAnImporter reads what a child wrote to another's memory, when both are gone.
+func (t *T) writtenByAnImporter() {
+	here, there := t.socketPair()
+	size := 2 * t.chunk
+	maker := t.child("create without a context")
+	maker.ExtraFiles = []*os.File{there}
+	maker.Start()
+	maker.Send(guest{Size: size})
+	var active bool
+	maker.Recv(&active)
+	fd, err := receiveDescriptor(here)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.ownDescriptor(fd)
+	maker.Wait()
+	writer := t.importer(fd)
+	writer.Start()
+	writer.Send(guest{Size: size, Writes: 0x23, Stays: true})
+	var written bool
+	writer.Recv(&written)
+	writer.Kill()
+	t.reads(t.device, t.open(t.importFD(fd), size), size, 0x23)
+}
+
+// importer prepares a child that imports what a descriptor stands for.
+func (t *T) importer(fd int) *reexec.Cmd {
+	t.Helper()
+	inherited, err := duplicate(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := os.NewFile(uintptr(inherited), "shared memory")
+	t.Cleanup(func() { file.Close() })
+	c := t.child("import")
+	c.ExtraFiles = []*os.File{file}
+	return c
 }
 
 // open maps memory at an address of its own, which the device may use.
@@ -390,6 +460,8 @@ type guest struct {
 	Reads, Writes byte
 	// Fabric is the handle by which it imports, if it was given no descriptor.
 	Fabric driver.ShareableHandle
+	// Stays says that it holds the memory until it is killed.
+	Stays bool
 }
 
 // shareByFabric has a child import memory of the given handle types.
@@ -413,15 +485,8 @@ func (t *T) shareWithChild(ordinal int32) {
 	size := 2 * t.chunk
 	p, h := t.memory(size, shared(onDevice(t.Device), driver.HandlePosixFD))
 	fd := t.export(h)
-	inherited, err := duplicate(fd)
-	if err != nil {
-		t.Fatal(err)
-	}
-	file := os.NewFile(uintptr(inherited), "shared memory")
-	defer file.Close()
 	t.fill(t.device, p, size, 0x11)
-	c := t.child("import")
-	c.ExtraFiles = []*os.File{file}
+	c := t.importer(fd)
 	c.Start()
 	c.Send(guest{Device: ordinal, Size: size, Reads: 0x11, Writes: 0x22})
 	var written bool
@@ -526,5 +591,9 @@ func init() {
 		c.ok(c.d.MemsetD8Async(ctx, p, g.Writes, g.Size, s), "write")
 		c.ok(c.d.StreamSynchronize(ctx, s), "write")
 		c.send(true)
+		if g.Stays {
+			var never bool
+			c.recv(&never)
+		}
 	}
 }

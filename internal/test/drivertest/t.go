@@ -99,14 +99,20 @@ func (t *T) own(kind string, id uint64, undo func() driver.Result) {
 // end gives one thing back now, and requires success.
 func (t *T) end(kind string, id uint64) {
 	t.Helper()
+	t.ok(t.disown(kind, id).undo(), "end of %s %#x", kind, id)
+}
+
+// disown returns one thing that the case gives back by itself.
+func (t *T) disown(kind string, id uint64) (o owned) {
+	t.Helper()
 	for i := len(t.owned) - 1; i >= 0; i-- {
 		if o := t.owned[i]; o.kind == kind && o.id == id {
 			t.owned = append(t.owned[:i], t.owned[i+1:]...)
-			t.ok(o.undo(), "end of %s %#x", kind, id)
-			return
+			return o
 		}
 	}
 	t.Fatalf("%s %#x is not the case's own", kind, id)
+	return o
 }
 
 // onDevice, onHost and onNode are the properties of memory that lives there.
