@@ -109,7 +109,7 @@ func (c conn) receive(ctx context.Context, op string, d *cuda.Device, o ImportOp
 		return got, nil
 	}
 	if !ended {
-		_ = c.tell(ctx, op, reasonMessage(wire.Declined, t.number, err))
+		_ = c.tell(ctx, op, failed(wire.Declined, t.number, err))
 	}
 	if got != nil {
 		err = share.Of(got).Abandon(op, err)
@@ -128,7 +128,7 @@ func (c conn) nextOffer(ctx context.Context, op string) (*transfer, error) {
 	defer c.mu.Unlock()
 	if m := c.in.refused; m != nil {
 		c.in.refused = nil
-		return nil, reasonOf(op, *m)
+		return nil, m.err(op)
 	}
 	if err != nil {
 		return nil, err
@@ -141,8 +141,8 @@ func (c conn) nextOffer(ctx context.Context, op string) (*transfer, error) {
 // accept checks, imports and maps the offered memory.
 func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device, o ImportOptions, want Descriptor,
 	build func(*importing) (*vmm.Buffer, error)) (*vmm.Buffer, error) {
-	declared, err := parseOffer(t.offer)
-	if err != nil {
+	var declared Descriptor
+	if err := declared.UnmarshalBinary(t.offer.rest); err != nil {
 		return nil, err
 	}
 	if declared.Kind != want.Kind || declared.Element != want.Element || declared.ElementSize != want.ElementSize {
@@ -168,7 +168,7 @@ func (c conn) accept(ctx context.Context, op string, t *transfer, d *cuda.Device
 func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing, kind uint16) error {
 	for i.Chunks() < i.Declared() {
 		if i.Chunks() > 0 {
-			if err := c.Send(ctx, op, countMessage(wire.Taken, t.number, i.Chunks())); err != nil {
+			if err := c.Send(ctx, op, message{kind: wire.Taken, transfer: t.number, count: uint32(i.Chunks())}.pack()); err != nil {
 				return err
 			}
 		}
@@ -177,21 +177,21 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing,
 			return err
 		}
 		switch {
-		case part.Kind == wire.Withdrawn:
-			err = reasonOf(op, part)
-		case lost(part):
-			err = errs.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", countOf(part)))
-		case countOf(part) != uint32(i.Chunks()):
-			err = errs.Violation("chunks from %d on, where %d is the next", countOf(part), i.Chunks())
-		case part.Kind != kind:
-			err = errs.Violation("a message of kind %#x, where memory of those handle types comes in %#x", part.Kind, kind)
+		case part.kind == wire.Withdrawn:
+			err = part.err(op)
+		case part.lost():
+			err = errs.FilesLost(fmt.Sprintf("file descriptors of chunks from %d on were dropped", part.count))
+		case part.count != uint32(i.Chunks()):
+			err = errs.Violation("chunks from %d on, where %d is the next", part.count, i.Chunks())
+		case part.kind != kind:
+			err = errs.Violation("a message of kind %#x, where memory of those handle types comes in %#x", part.kind, kind)
 		case kind == wire.Fabric:
-			err = i.TakeFabric(fabricHandlesOf(part))
+			err = i.TakeFabric(part.fabric)
 		default:
-			err = i.Take(part.FDs)
+			err = i.Take(part.fds)
 		}
 		// Imported or refused, the driver needs the descriptors no longer.
-		if c.spend(t, part.FDs); err != nil {
+		if c.spend(t, part.fds); err != nil {
 			return err
 		}
 	}
@@ -237,7 +237,7 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 	c.mu.Lock()
 	t.mapped = true
 	c.mu.Unlock()
-	if err := c.Send(ctx, op, transferMessage(wire.Mapped, t.number)); err != nil {
+	if err := c.Send(ctx, op, message{kind: wire.Mapped, transfer: t.number}.pack()); err != nil {
 		return err
 	}
 	c.closeSpent(t)
@@ -245,12 +245,12 @@ func (c conn) confirm(ctx context.Context, op string, t *transfer) error {
 	if err != nil {
 		return err
 	}
-	_ = part.Close()
-	switch part.Kind {
+	part.close()
+	switch part.kind {
 	case wire.Confirmed:
 		return nil
 	case wire.Withdrawn:
-		return reasonOf(op, part)
+		return part.err(op)
 	}
 	return c.Fail(errs.Violation("more chunks of transfer %d, which has them all", t.number))
 }

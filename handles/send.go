@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -124,7 +125,7 @@ func (c conn) refuse(ctx context.Context, op string, reason error) error {
 
 // withdrawUnoffered withdraws a transfer that was not offered, and returns the reason.
 func (c conn) withdrawUnoffered(ctx context.Context, op string, t uint32, reason error) error {
-	if err := c.tell(ctx, op, reasonMessage(wire.Withdrawn, t, reason)); err != nil {
+	if err := c.tell(ctx, op, failed(wire.Withdrawn, t, reason)); err != nil {
 		c.mu.Lock()
 		c.out.begun-- // the peer never heard of it
 		c.mu.Unlock()
@@ -151,9 +152,9 @@ func (c conn) end() {
 func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phys.Handle) error {
 	t := c.begin()
 	defer c.end()
-	m, err := offerMessage(t, d)
+	b, err := d.MarshalBinary()
 	if err == nil {
-		err = c.Send(ctx, op, m)
+		err = c.Send(ctx, op, message{kind: wire.Offer, transfer: t, rest: b}.pack())
 	}
 	if err != nil {
 		return c.withdrawUnoffered(ctx, op, t, err)
@@ -180,9 +181,9 @@ func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phy
 	}
 	switch {
 	case done:
-		return c.tell(ctx, op, transferMessage(wire.Confirmed, t))
+		return c.tell(ctx, op, message{kind: wire.Confirmed, transfer: t})
 	case !errors.Is(err, peer.ErrRefused):
-		_ = c.tell(ctx, op, reasonMessage(wire.Withdrawn, t, err))
+		_ = c.tell(ctx, op, failed(wire.Withdrawn, t, err))
 	}
 	return err
 }
@@ -198,7 +199,7 @@ func partsOf(types vmm.HandleTypes) uint16 {
 
 // sendChunks exports and sends the first of the remaining chunks, and returns how many.
 func (c conn) sendChunks(ctx context.Context, op string, t uint32, kind uint16, sent int, left []*phys.Handle) (int, error) {
-	m := countMessage(kind, t, sent)
+	m := message{kind: kind, transfer: t, count: uint32(sent)}
 	if kind == wire.Fabric {
 		left = left[:min(len(left), wire.MaxBatch)]
 		for _, h := range left {
@@ -206,17 +207,17 @@ func (c conn) sendChunks(ctx context.Context, op string, t uint32, kind uint16, 
 			if err != nil {
 				return 0, err
 			}
-			m.Body = append(m.Body, f[:]...)
+			m.fabric = append(m.fabric, cuda.FabricHandle(f))
 		}
-		return len(left), c.Send(ctx, op, m)
+		return len(left), c.Send(ctx, op, m.pack())
 	}
 	e, err := exchange.Some(ctx, op, left, c.Limits().Timeout)
 	if err != nil {
 		return 0, err
 	}
 	defer e.Close()
-	m.FDs = e.FDs
-	return len(e.FDs), c.Send(ctx, op, m)
+	m.fds = e.FDs
+	return len(e.FDs), c.Send(ctx, op, m.pack())
 }
 
 // replied reports whether a reply has come: the peer may have declined, so that nothing
@@ -234,14 +235,14 @@ func (c conn) nextReply(ctx context.Context, op string, all bool, under []int) (
 	switch {
 	case err != nil:
 		return under, false, err
-	case m.Kind == wire.Declined:
-		return under, false, reasonOf(op, m)
-	case m.Kind == wire.Mapped && all && len(under) <= 1:
+	case m.kind == wire.Declined:
+		return under, false, m.err(op)
+	case m.kind == wire.Mapped && all && len(under) <= 1:
 		return nil, true, nil
-	case m.Kind == wire.Taken && len(under) > 0 && countOf(m) == uint32(under[0]):
+	case m.kind == wire.Taken && len(under) > 0 && m.count == uint32(under[0]):
 		return under[1:], false, nil
 	}
-	return under, false, c.Fail(errs.Violation("reply %#x out of turn", m.Kind))
+	return under, false, c.Fail(errs.Violation("reply %#x out of turn", m.kind))
 }
 
 // lastWords returns why the peer declined if it did and then went, and the error otherwise: a
@@ -252,8 +253,8 @@ func (c conn) lastWords(ctx context.Context, op string, gone error) error {
 		switch {
 		case err != nil:
 			return gone
-		case m.Kind == wire.Declined:
-			return reasonOf(op, m)
+		case m.kind == wire.Declined:
+			return m.err(op)
 		}
 	}
 }
@@ -263,10 +264,10 @@ const tellWait = time.Second
 
 // tell sends the last message of a transfer even if the caller's context has ended. A
 // peer that it does not reach runs into its own limit.
-func (c conn) tell(ctx context.Context, op string, m peer.Message) error {
+func (c conn) tell(ctx context.Context, op string, m message) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), min(tellWait, c.Limits().Timeout))
 	defer cancel()
-	return c.Send(ctx, op, m)
+	return c.Send(ctx, op, m.pack())
 }
 
 // describe fills in a descriptor's fields about memory.

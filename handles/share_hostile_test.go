@@ -87,11 +87,7 @@ func (h *hostile) memory(n int) []*peer.FD {
 }
 
 func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) peer.Message {
-	m := countMessage(wire.Fabric, t, first)
-	for _, f := range all {
-		m.Body = append(m.Body, f[:]...)
-	}
-	return m
+	return message{kind: wire.Fabric, transfer: t, count: uint32(first), fabric: all}.pack()
 }
 
 // foreign makes a descriptor of something else.
@@ -107,7 +103,6 @@ func (h *hostile) foreign(open func() (int, error)) []*peer.FD {
 // offer sends any descriptor, with descriptors of files.
 func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 	h.offers++
-	m := transferMessage(wire.Offer, h.offers)
 	b, err := d.MarshalBinary()
 	if err != nil { // a form that no encoder writes
 		honest := h.honest
@@ -122,12 +117,9 @@ func (h *hostile) offer(d Descriptor, fds []*peer.FD) {
 			binary.LittleEndian.PutUint64(b[descriptorHeader+8*i:], uint64(c))
 		}
 	}
-	m.Body = append(m.Body, b...)
-	h.send(m)
+	h.send(message{kind: wire.Offer, transfer: h.offers, rest: b}.pack())
 	if len(fds) > 0 {
-		m = countMessage(wire.Chunks, h.offers, 0)
-		m.FDs = fds
-		h.send(m)
+		h.send(message{kind: wire.Chunks, transfer: h.offers, fds: fds}.pack())
 	}
 }
 
@@ -186,10 +178,8 @@ func TestHostileOffers(t *testing.T) {
 			h.offer(d, h.memory(1))
 		}, peer.ErrTooLarge, "64 MiB are allowed"},
 		{"garbage", func(h *hostile) {
-			m := transferMessage(wire.Offer, 1)
-			m.Body = append(m.Body, make([]byte, descriptorHeader)...)
 			h.offers++
-			h.send(m)
+			h.send(message{kind: wire.Offer, transfer: 1, rest: make([]byte, descriptorHeader)}.pack())
 		}, ErrDescriptor, "begins with"},
 		{"a fabric handle that is none", func(h *hostile) {
 			d := one(h.honest)
@@ -211,9 +201,7 @@ func TestHostileOffers(t *testing.T) {
 		{"no descriptors", func(h *hostile) { h.offer(h.honest, nil) }, peer.ErrTimeout, "further chunk"},
 		{"the same chunk again", func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			m := countMessage(wire.Chunks, h.offers, 0)
-			m.FDs = h.memory(1)
-			h.send(m)
+			h.send(message{kind: wire.Chunks, transfer: h.offers, fds: h.memory(1)}.pack())
 		}, peer.ErrProtocol, "where 1 is the next"},
 		{"withdrawn in the middle", func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
@@ -221,7 +209,7 @@ func TestHostileOffers(t *testing.T) {
 			near := inside(h.t, h.near)
 			_, err := near.awaitOwed(h.t.Context(), "test", "reply", &near.out.replies, &near.out.spinner)
 			require.NoError(h.t, err)
-			h.send(reasonMessage(wire.Withdrawn, h.offers, errors.New("changed my mind")))
+			h.send(failed(wire.Withdrawn, h.offers, errors.New("changed my mind")).pack())
 		}, peer.ErrRefused, "changed my mind"},
 		{"no confirmation", func(h *hostile) { h.offer(h.honest, h.memory(2)) }, peer.ErrTimeout, "confirmation"},
 		{"the null device", func(h *hostile) {
@@ -287,7 +275,7 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 	for name, do := range map[string]func(h *hostile){
 		"confirmed too early": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			h.send(transferMessage(wire.Confirmed, 1))
+			h.send(message{kind: wire.Confirmed, transfer: 1}.pack())
 		},
 		"two offers": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
@@ -295,19 +283,17 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 		},
 		"a reason that is not UTF-8": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			m := transferMessage(wire.Withdrawn, 1)
-			m.Body = append(m.Body, "\xff"...)
-			h.send(m)
+			h.send(message{kind: wire.Withdrawn, transfer: 1, rest: []byte("\xff")}.pack())
 		},
 		"a withdrawal with a gap": func(h *hostile) {
-			h.send(reasonMessage(wire.Withdrawn, 2, errors.New("no")))
+			h.send(failed(wire.Withdrawn, 2, errors.New("no")).pack())
 		},
 		"a withdrawal of the next transfer before the end of the one before": func(h *hostile) {
 			h.offer(h.honest, h.memory(1))
-			h.send(reasonMessage(wire.Withdrawn, 2, errors.New("no")))
+			h.send(failed(wire.Withdrawn, 2, errors.New("no")).pack())
 		},
 		"a reply": func(h *hostile) {
-			h.send(transferMessage(wire.Mapped, 1))
+			h.send(message{kind: wire.Mapped, transfer: 1}.pack())
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -338,9 +324,7 @@ func TestMoreChunksThanDeclared(t *testing.T) {
 		defer far.mu.Unlock()
 		return len(far.in.open) == 1 && far.in.open[0].mapped
 	}, peertest.Guard, time.Millisecond)
-	more := countMessage(wire.Chunks, h.offers, 2)
-	more.FDs = h.memory(1)
-	h.send(more)
+	h.send(message{kind: wire.Chunks, transfer: h.offers, count: 2, fds: h.memory(1)}.pack())
 	require.ErrorIs(t, group.Wait(), peer.ErrProtocol)
 }
 
@@ -359,10 +343,10 @@ func hears(t *testing.T, patience time.Duration, reply func(h *hostile)) error {
 
 func TestHostileAnswers(t *testing.T) {
 	require.ErrorIs(t, hears(t, 200*time.Millisecond, func(*hostile) {}), peer.ErrTimeout)
-	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(countMessage(wire.Taken, 1, 7)) }), peer.ErrProtocol)
-	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(transferMessage(wire.Mapped, 2)) }), peer.ErrProtocol)
+	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(message{kind: wire.Taken, transfer: 1, count: 7}.pack()) }), peer.ErrProtocol)
+	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { h.send(message{kind: wire.Mapped, transfer: 2}.pack()) }), peer.ErrProtocol)
 	require.ErrorIs(t, hears(t, peertest.Guard, func(h *hostile) { require.NoError(t, h.near.Close()) }), peer.ErrGone)
-	err := hears(t, peertest.Guard, func(h *hostile) { h.send(reasonMessage(wire.Declined, 1, errors.New("I have \x1b[31m enough"))) })
+	err := hears(t, peertest.Guard, func(h *hostile) { h.send(failed(wire.Declined, 1, errors.New("I have \x1b[31m enough")).pack()) })
 	require.ErrorIs(t, err, peer.ErrRefused)
 	require.ErrorContains(t, err, `I have \x1b[31m enough`)
 	chunks := func(h *hostile) {
@@ -373,7 +357,7 @@ func TestHostileAnswers(t *testing.T) {
 			return len(in.in.open[0].parts) > 0
 		}))
 	}
-	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { chunks(h); h.send(transferMessage(wire.Mapped, 1)) }))
+	require.NoError(t, hears(t, peertest.Guard, func(h *hostile) { chunks(h); h.send(message{kind: wire.Mapped, transfer: 1}.pack()) }))
 }
 
 // A peer cannot have mapped what was not sent yet.
@@ -384,7 +368,7 @@ func TestMemoryThatIsMappedBeforeItWasSent(t *testing.T) {
 	}{{false, nil}, {false, []int{1}}, {true, []int{1, 2}}} {
 		h := newHostile(t, peertest.Guard)
 		in := inside(t, h.near)
-		in.out.replies = []peer.Message{transferMessage(wire.Mapped, 1)}
+		in.out.replies = []message{{kind: wire.Mapped, transfer: 1}}
 		_, _, err := in.nextReply(t.Context(), "test", c.all, c.under)
 		require.ErrorIs(t, err, peer.ErrProtocol)
 	}

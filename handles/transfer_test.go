@@ -22,29 +22,29 @@ var offered = Descriptor{Kind: BufferKind, Length: 1, Chunks: []int{2 << 20}, Lo
 
 func someOffer(t testing.TB, number uint32) peer.Message {
 	t.Helper()
-	m, err := offerMessage(number, &offered)
+	b, err := offered.MarshalBinary()
 	require.NoError(t, err)
-	return m
+	return message{kind: wire.Offer, transfer: number, rest: b}.pack()
 }
 
 func TestTransferMessagesAreReadAsWritten(t *testing.T) {
-	d, err := parseOffer(someOffer(t, 5))
-	require.NoError(t, err)
-	require.Equal(t, offered, d)
-	for _, m := range []peer.Message{someOffer(t, 5), countMessage(wire.Taken, 5, 9), transferMessage(wire.Mapped, 5), transferMessage(wire.Confirmed, 5),
-		reasonMessage(wire.Declined, 5, errors.New("no")), fabricMessage(5, 9, cuda.FabricHandle{}), reasonMessage(wire.Withdrawn, 5, errors.New(""))} {
-		number, err := transferOf(m)
+	for _, m := range []message{
+		{kind: wire.Offer, transfer: 5, rest: someOffer(t, 5).Body[4:]}, {kind: wire.Taken, transfer: 5, count: 9}, {kind: wire.Mapped, transfer: 5},
+		{kind: wire.Confirmed, transfer: 5}, {kind: wire.Chunks, transfer: 5, count: 9, fds: make([]*peer.FD, 2)},
+		{kind: wire.Fabric, transfer: 5, count: 9, fabric: []cuda.FabricHandle{{1}, {2}}},
+		failed(wire.Declined, 5, errors.New("no")), failed(wire.Withdrawn, 5, errors.New("")),
+	} {
+		read, err := parse(m.pack())
 		require.NoError(t, err)
-		require.EqualValues(t, 5, number)
+		require.Equal(t, m, read)
 	}
-	require.EqualValues(t, 9, countOf(countMessage(wire.Taken, 5, 9)))
-	require.ErrorContains(t, reasonOf("op", reasonMessage(wire.Declined, 5, errors.New("the \x00 reason"))), `"the \x00 reason"`)
+	require.ErrorContains(t, failed(wire.Declined, 5, errors.New("the \x00 reason")).err("op"), `"the \x00 reason"`)
 	// A long reason is cut between two letters.
 	for cut := range 4 {
-		m := reasonMessage(wire.Declined, 1, errors.New(strings.Repeat("x", wire.MaxReason-2+cut)+"€€"))
-		require.LessOrEqual(t, len(m.Body), transferHeader+wire.MaxReason)
-		require.True(t, utf8.Valid(m.Body[transferHeader:]))
-		_, err := transferOf(m)
+		m := failed(wire.Declined, 1, errors.New(strings.Repeat("x", wire.MaxReason-2+cut)+"€€"))
+		require.LessOrEqual(t, len(m.rest), wire.MaxReason)
+		require.True(t, utf8.Valid(m.rest))
+		_, err := parse(m.pack())
 		require.NoError(t, err)
 	}
 }
@@ -52,16 +52,16 @@ func TestTransferMessagesAreReadAsWritten(t *testing.T) {
 func TestTransferMessagesThatNoPeerSends(t *testing.T) {
 	body := func(kind uint16, n int) peer.Message { return peer.Message{Kind: kind, Body: make([]byte, n)} }
 	for _, m := range []peer.Message{
-		body(wire.Offer, transferHeader+descriptorHeader-1), body(wire.Chunks, 7), body(wire.Chunks, 9), body(wire.Chunks, 8),
+		body(wire.Offer, 4+descriptorHeader-1), body(wire.Chunks, 7), body(wire.Chunks, 9), body(wire.Chunks, 8),
 		body(wire.Taken, 4), body(wire.Mapped, 3), body(wire.Mapped, 5), body(wire.Confirmed, 0), body(wire.Confirmed, 8),
-		body(wire.Declined, 3), body(wire.Declined, transferHeader+wire.MaxReason+1), body(wire.Withdrawn, transferHeader+wire.MaxReason+1),
+		body(wire.Declined, 3), body(wire.Declined, 4+wire.MaxReason+1), body(wire.Withdrawn, 4+wire.MaxReason+1),
 		{Kind: wire.Mapped, Body: make([]byte, 4), FDs: make([]*peer.FD, 1)},
 		body(wire.Fabric, 8), body(wire.Fabric, 8+63), body(wire.Fabric, 8+65),
 		body(wire.Fabric, 8+64*(wire.MaxBatch+1)), {Kind: wire.Fabric, Body: make([]byte, 8+64), FDs: make([]*peer.FD, 1)},
 		{Kind: wire.Offer, Body: someOffer(t, 1).Body, FDs: make([]*peer.FD, 1)},
 		{Kind: wire.Chunks, Body: make([]byte, 8), FDs: make([]*peer.FD, wire.MaxBatch+1)},
 	} {
-		_, err := transferOf(m)
+		_, err := parse(m)
 		require.ErrorIs(t, err, peer.ErrProtocol, "kind %d, %d bytes, %d descriptors", m.Kind, len(m.Body), len(m.FDs))
 	}
 }
@@ -96,9 +96,7 @@ func TestTransfersInTurn(t *testing.T) {
 	before := peer.OpenFDs()
 	b := newInbox()
 	part := func(number uint32, fds int) peer.Message {
-		m := countMessage(wire.Chunks, number, 1)
-		m.FDs = someFDs(t, fds)
-		return m
+		return message{kind: wire.Chunks, transfer: number, count: 1, fds: someFDs(t, fds)}.pack()
 	}
 	offer := func(number uint32) peer.Message {
 		return someOffer(t, number)
@@ -111,24 +109,24 @@ func TestTransfersInTurn(t *testing.T) {
 	require.Nil(t, b.offeredLocked())
 	require.Len(t, one.parts, 1)
 	one.mapped = true
-	require.NoError(t, b.put(transferMessage(wire.Confirmed, 1)))
+	require.NoError(t, b.put(message{kind: wire.Confirmed, transfer: 1}.pack()))
 	// The next may come before the one before is processed.
 	require.NoError(t, b.put(offer(2)))
 	require.Equal(t, uint32(2), b.offeredLocked().number)
 	b.endLocked(one)
 	require.Equal(t, uint32(2), b.offeredLocked().number)
 	require.NoError(t, b.put(part(1, 1)), "of a transfer that ended: dropped")
-	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 2, errors.New("no"))))
+	require.NoError(t, b.put(failed(wire.Withdrawn, 2, errors.New("no")).pack()))
 	require.Nil(t, b.offeredLocked(), "no caller saw it")
-	require.Equal(t, reasonMessage(wire.Withdrawn, 2, errors.New("no")), *b.in.refused)
+	require.Equal(t, failed(wire.Withdrawn, 2, errors.New("no")), *b.in.refused)
 	require.Equal(t, before, peer.OpenFDs())
 
 	require.NoError(t, b.put(offer(3)))
 	b.out.begun = 1
-	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)))
+	require.NoError(t, b.put(message{kind: wire.Mapped, transfer: 1}.pack()))
 	require.Len(t, b.out.replies, 1)
 	b.out.ended, b.out.replies = 1, nil
-	require.NoError(t, b.put(transferMessage(wire.Mapped, 1)), "late: dropped")
+	require.NoError(t, b.put(message{kind: wire.Mapped, transfer: 1}.pack()), "late: dropped")
 	require.Empty(t, b.out.replies)
 	b.Discard()
 	require.Equal(t, before, peer.OpenFDs())
@@ -144,11 +142,11 @@ func TestTransfersOutOfTurn(t *testing.T) {
 		{"an offer again", someOffer(t, 1), "which has not ended"},
 		{"an offer with a gap", someOffer(t, 9), "which has not ended"},
 		{"a part of none", peer.Message{Kind: wire.Chunks, Body: []byte{2, 0, 0, 0, 0, 0, 0, 0}, FDs: someFDs(t, 1)}, "was not offered"},
-		{"a withdrawal behind one that runs", reasonMessage(wire.Withdrawn, 2, errors.New("no")), "was not offered"},
-		{"a withdrawal with a gap", reasonMessage(wire.Withdrawn, 9, errors.New("no")), "was not offered"},
-		{"a confirmation of none", transferMessage(wire.Confirmed, 2), "was not offered"},
-		{"a confirmation too early", transferMessage(wire.Confirmed, 1), "before it was mapped"},
-		{"a reply to none", transferMessage(wire.Mapped, 1), "a reply to transfer 1"},
+		{"a withdrawal behind one that runs", failed(wire.Withdrawn, 2, errors.New("no")).pack(), "was not offered"},
+		{"a withdrawal with a gap", failed(wire.Withdrawn, 9, errors.New("no")).pack(), "was not offered"},
+		{"a confirmation of none", message{kind: wire.Confirmed, transfer: 2}.pack(), "was not offered"},
+		{"a confirmation too early", message{kind: wire.Confirmed, transfer: 1}.pack(), "before it was mapped"},
+		{"a reply to none", message{kind: wire.Mapped, transfer: 1}.pack(), "a reply to transfer 1"},
 	} {
 		b := newInbox()
 		defer b.Discard()
@@ -166,9 +164,7 @@ func TestTransfersOutOfTurn(t *testing.T) {
 	var err error
 	for n := 0; err == nil; n++ {
 		require.LessOrEqual(t, n, chunkWindow+1)
-		m := countMessage(wire.Chunks, 1, n)
-		m.FDs = someFDs(t, 1)
-		err = b.put(m)
+		err = b.put(message{kind: wire.Chunks, transfer: 1, count: uint32(n), fds: someFDs(t, 1)}.pack())
 	}
 	require.ErrorIs(t, err, peer.ErrProtocol)
 	b.Discard()
@@ -178,50 +174,43 @@ func TestTransfersOutOfTurn(t *testing.T) {
 	err = nil
 	for n := 0; err == nil; n++ {
 		require.LessOrEqual(t, n, 2*chunkWindow+1)
-		err = b.put(countMessage(wire.Taken, 1, n))
+		err = b.put(message{kind: wire.Taken, transfer: 1, count: uint32(n)}.pack())
 	}
 	b = newInbox()
 	defer b.Discard()
 	require.NoError(t, b.put(someOffer(t, 1)))
 	b.offeredLocked().taken = true
-	require.NoError(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))))
-	require.ErrorIs(t, b.put(reasonMessage(wire.Withdrawn, 1, errors.New("no"))), peer.ErrProtocol)
+	require.NoError(t, b.put(failed(wire.Withdrawn, 1, errors.New("no")).pack()))
+	require.ErrorIs(t, b.put(failed(wire.Withdrawn, 1, errors.New("no")).pack()), peer.ErrProtocol)
 }
 
 func FuzzTransferMessages(f *testing.F) {
 	f.Add(wire.Offer, someOffer(f, 3).Body, uint8(1))
-	f.Add(wire.Chunks, countMessage(wire.Chunks, 3, 1).Body, uint8(64))
-	f.Add(wire.Taken, countMessage(wire.Taken, 3, 1).Body, uint8(0))
-	f.Add(wire.Declined, reasonMessage(wire.Declined, 1, errors.New("no")).Body, uint8(0))
+	f.Add(wire.Chunks, message{kind: wire.Chunks, transfer: 3, count: 1}.pack().Body, uint8(64))
+	f.Add(wire.Taken, message{kind: wire.Taken, transfer: 3, count: 1}.pack().Body, uint8(0))
+	f.Add(wire.Declined, failed(wire.Declined, 1, errors.New("no")).pack().Body, uint8(0))
 	f.Add(wire.Fabric, fabricMessage(1, 2, cuda.FabricHandle{3}, cuda.FabricHandle{4}).Body, uint8(0))
 	f.Fuzz(func(t *testing.T, kind uint16, body []byte, fds uint8) {
 		if kind <= peer.MaxKind || kind > wire.LastKind {
 			return
 		}
 		m := peer.Message{Kind: kind, Body: body, FDs: make([]*peer.FD, fds)}
-		number, err := transferOf(m)
+		read, err := parse(m)
 		if err != nil {
 			require.ErrorIs(t, err, peer.ErrProtocol)
 			return
 		}
 		require.LessOrEqual(t, len(m.FDs), wire.MaxBatch)
-		require.Equal(t, binary.LittleEndian.Uint32(body), number)
+		require.Equal(t, binary.LittleEndian.Uint32(body), read.transfer)
 		switch kind {
-		case wire.Chunks, wire.Taken:
-			require.Equal(t, body, countMessage(kind, number, int(countOf(m))).Body)
 		case wire.Withdrawn, wire.Declined:
-			require.ErrorIs(t, reasonOf("op", m), peer.ErrRefused)
-		case wire.Fabric:
-			require.Equal(t, body, fabricMessage(number, int(countOf(m)), fabricHandlesOf(m)...).Body)
+			require.ErrorIs(t, read.err("op"), peer.ErrRefused)
 		case wire.Offer:
-			d, err := parseOffer(m)
-			if err != nil {
+			if new(Descriptor).UnmarshalBinary(read.rest) != nil {
 				return
 			}
-			again, err := offerMessage(number, &d)
-			require.NoError(t, err)
-			require.Equal(t, body, again.Body)
 		}
+		require.Equal(t, body, rewritten(t, read).Body)
 	})
 }
 
@@ -244,19 +233,18 @@ func FuzzInbox(f *testing.F) {
 			case 0:
 				m = someOffer(t, number)
 			case 1:
-				m = countMessage(wire.Chunks, number, 1)
-				m.FDs = someFDs(t, 1)
+				m = message{kind: wire.Chunks, transfer: number, count: 1, fds: someFDs(t, 1)}.pack()
 				fds++
 			case 2:
-				m = reasonMessage(wire.Withdrawn, number, errors.New("no"))
+				m = failed(wire.Withdrawn, number, errors.New("no")).pack()
 			case 3:
-				m = transferMessage(wire.Confirmed, number)
+				m = message{kind: wire.Confirmed, transfer: number}.pack()
 			case 4:
-				m = countMessage(wire.Taken, number, 1)
+				m = message{kind: wire.Taken, transfer: number, count: 1}.pack()
 			case 5:
-				m = transferMessage(wire.Mapped, number)
+				m = message{kind: wire.Mapped, transfer: number}.pack()
 			case 6:
-				m = reasonMessage(wire.Declined, number, errors.New("no"))
+				m = failed(wire.Declined, number, errors.New("no")).pack()
 			case 8:
 				if tr := b.offeredLocked(); tr != nil && taken == nil {
 					taken, tr.taken = tr, true

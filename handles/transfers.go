@@ -53,7 +53,7 @@ type transfers struct {
 	out outgoing
 	// dropped are messages to be closed without the lock: closing a file that the peer
 	// chose may take long.
-	dropped []peer.Message
+	dropped []message
 }
 
 var _ link.Inbox[peer.Message] = (*transfers)(nil)
@@ -105,7 +105,7 @@ func (b *transfers) unlock() {
 	b.dropped = nil
 	b.mu.Unlock()
 	for _, m := range dropped {
-		_ = m.Close()
+		m.close()
 	}
 }
 
@@ -118,16 +118,16 @@ type incoming struct {
 	open []*transfer
 	// refused is the last transfer that was withdrawn before a caller received it, until
 	// a caller learns the reason. It is older than the transfer of open that waits.
-	refused *peer.Message
+	refused *message
 	spinner wait.Spinner // belongs to the goroutine that has the slot taking
 }
 
 // transfer is a transfer that the peer sends.
 type transfer struct {
 	number uint32
-	offer  peer.Message
+	offer  message
 	// parts are the messages after the offer that are not processed yet.
-	parts []peer.Message
+	parts []message
 	// taken: a caller receives it. mapped: the sender may confirm it. last: the
 	// peer has ended it.
 	taken, mapped, last bool
@@ -138,19 +138,20 @@ type transfer struct {
 // outgoing is the sender's side of transfers.
 type outgoing struct {
 	begun, ended uint32
-	replies      []peer.Message
+	replies      []message
 	spinner      wait.Spinner // belongs to the goroutine that has the slot offering
 }
 
 // Sort takes a message: see link.Inbox.
-func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
-	t, err := transferOf(m)
+func (b *transfers) Sort(p peer.Message) (keep bool, err error) {
+	m, err := parse(p)
 	if err != nil {
 		return false, err
 	}
+	t := m.transfer
 	b.mu.Lock()
 	defer b.unlock()
-	switch m.Kind {
+	switch m.kind {
 	case wire.Offer:
 		if !b.nextLocked(t) {
 			return false, errs.Violation("offer %d behind %d, which has not ended", t, b.in.offered)
@@ -159,7 +160,7 @@ func (b *transfers) Sort(m peer.Message) (keep bool, err error) {
 		b.in.open = append(b.in.open, &transfer{number: t, offer: m})
 		return true, nil
 	case wire.Chunks, wire.Fabric, wire.Withdrawn, wire.Confirmed:
-		if m.Kind == wire.Withdrawn && b.nextLocked(t) {
+		if m.kind == wire.Withdrawn && b.nextLocked(t) {
 			b.in.offered = t
 			b.refuseLocked(m)
 			return true, nil
@@ -195,23 +196,23 @@ func (b *transfers) nextLocked(t uint32) bool {
 
 // refuseLocked keeps the reason of a transfer that no caller has received. It replaces an older
 // one, so a peer that withdraws without end takes no memory.
-func (b *transfers) refuseLocked(withdrawn peer.Message) { b.in.refused = &withdrawn }
+func (b *transfers) refuseLocked(withdrawn message) { b.in.refused = &withdrawn }
 
 // part takes a part of an open transfer.
-func (b *transfers) part(tr *transfer, m peer.Message) (keep bool, err error) {
+func (b *transfers) part(tr *transfer, m message) (keep bool, err error) {
 	switch {
 	case tr.last:
 		return false, errs.Violation("more of transfer %d, which the peer has ended", tr.number)
-	case m.Kind == wire.Confirmed && !tr.mapped:
+	case m.kind == wire.Confirmed && !tr.mapped:
 		return false, errs.Violation("transfer %d confirmed before it was mapped", tr.number)
-	case m.Kind == wire.Withdrawn && !tr.taken:
+	case m.kind == wire.Withdrawn && !tr.taken:
 		b.endLocked(tr)
 		b.refuseLocked(m)
 		return true, nil
 	case len(tr.parts) > chunkWindow:
 		return false, errs.Violation("more than %d parts of a transfer in flight", chunkWindow)
 	}
-	tr.last = m.Kind != wire.Chunks && m.Kind != wire.Fabric
+	tr.last = m.kind != wire.Chunks && m.kind != wire.Fabric
 	tr.parts = append(tr.parts, m)
 	return true, nil
 }
@@ -251,7 +252,7 @@ func (b *transfers) Discard() {
 
 // awaitOwed waits for the next message that the peer owes, at most for the connection's
 // timeout.
-func (c conn) awaitOwed(ctx context.Context, op, what string, from *[]peer.Message, s *wait.Spinner) (m peer.Message, err error) {
+func (c conn) awaitOwed(ctx context.Context, op, what string, from *[]message, s *wait.Spinner) (m message, err error) {
 	timeout := c.Limits().Timeout
 	limited, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -174,14 +174,12 @@ func TestAFloodOfWithdrawals(t *testing.T) {
 		if n%2 == 1 {
 			require.NoError(t, b.put(someOffer(t, n+1)))
 		}
-		require.NoError(t, b.put(reasonMessage(wire.Withdrawn, n+1, errors.New("no"))))
+		require.NoError(t, b.put(failed(wire.Withdrawn, n+1, errors.New("no")).pack()))
 		require.Empty(t, b.in.open)
-		number, err := transferOf(*b.in.refused)
-		require.NoError(t, err)
-		require.Equal(t, n+1, number)
+		require.Equal(t, n+1, b.in.refused.transfer)
 	}
 	require.NoError(t, b.put(someOffer(t, flood+1)))
 	require.NotNil(t, b.in.refused)
 	require.EqualValues(t, flood+1, b.offeredLocked().number)
-	require.ErrorIs(t, b.put(reasonMessage(wire.Withdrawn, flood+2, errors.New("no"))), peer.ErrProtocol)
+	require.ErrorIs(t, b.put(failed(wire.Withdrawn, flood+2, errors.New("no")).pack()), peer.ErrProtocol)
 }

@@ -4,7 +4,7 @@ package handles
 
 import (
 	"encoding/hex"
-	"fmt"
+	"errors"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -29,10 +29,10 @@ func TestTransfersAreThoseOfTheVectors(t *testing.T) {
 				return
 			}
 			m := peer.Message{Kind: v.Kind, Body: body, FDs: make([]*peer.FD, v.Files)}
-			n, err := transferOf(m)
+			read, err := parse(m)
 			require.NoError(t, err)
-			require.EqualValues(t, 1, n)
-			require.Equal(t, v.Body, hex.EncodeToString(rewritten(t, m).Body))
+			require.EqualValues(t, 1, read.transfer)
+			require.Equal(t, v.Body, hex.EncodeToString(rewritten(t, read).Body))
 		})
 	}
 	for k := wire.Offer; k <= wire.LastKind; k++ {
@@ -46,36 +46,28 @@ func TestTransfersOfTheHostileTableAreRefused(t *testing.T) {
 			continue // package peer takes those
 		}
 		m := peer.Message{Kind: v.Kind, Body: v.Body, FDs: make([]*peer.FD, v.Files)}
-		_, err := transferOf(m)
+		read, err := parse(m)
 		if err == nil && v.Kind == wire.Offer {
-			_, err = parseOffer(m)
+			err = new(Descriptor).UnmarshalBinary(read.rest)
 		}
 		require.Error(t, err, v.Name)
 	}
 }
 
-// rewritten reads a message of a transfer and writes it again.
-func rewritten(t *testing.T, m peer.Message) peer.Message {
+// rewritten writes a message again from what it says.
+func rewritten(t testing.TB, m message) peer.Message {
 	t.Helper()
-	n, err := transferOf(m)
-	require.NoError(t, err)
-	switch m.Kind {
+	switch m.kind {
 	case wire.Offer:
-		d, err := parseOffer(m)
+		var d Descriptor
+		require.NoError(t, d.UnmarshalBinary(m.rest))
+		b, err := d.MarshalBinary()
 		require.NoError(t, err)
-		back, err := offerMessage(n, &d)
-		require.NoError(t, err)
-		return back
-	case wire.Chunks, wire.Taken:
-		return countMessage(m.Kind, n, int(countOf(m)))
-	case wire.Fabric:
-		back := countMessage(m.Kind, n, int(countOf(m)))
-		back.Body = append(back.Body, m.Body[transferHeader+4:]...)
-		return back
+		m.rest = b
 	case wire.Withdrawn, wire.Declined:
-		return reasonMessage(m.Kind, n, fmt.Errorf("%s", m.Body[transferHeader:]))
+		m = failed(m.kind, m.transfer, errors.New(string(m.rest)))
 	}
-	return transferMessage(m.Kind, n)
+	return m.pack()
 }
 
 func TestDescriptorsAreThoseOfTheVectors(t *testing.T) {
