@@ -211,13 +211,13 @@ func (c conn) sendChunks(ctx context.Context, op string, t uint32, kind uint16, 
 		}
 		return len(left), c.Send(ctx, op, m.pack())
 	}
-	e, err := exchange.Some(ctx, op, left, c.Limits().Timeout)
+	fds, err := c.exports.OpenSome(ctx, op, left, c.Limits().Timeout)
 	if err != nil {
 		return 0, err
 	}
-	defer e.Close()
-	m.fds = e.FDs
-	return len(e.FDs), c.Send(ctx, op, m.pack())
+	defer c.exports.Close(fds)
+	m.fds = fds
+	return len(fds), c.Send(ctx, op, m.pack())
 }
 
 // replied reports whether a reply has come: the peer may have declined, so that nothing

@@ -80,10 +80,11 @@ func (h *hostile) connect(timeout time.Duration) {
 
 // memory makes descriptors of the chunks.
 func (h *hostile) memory(n int) []*peer.FD {
-	e, err := exchange.Some(h.t.Context(), "test", h.chunks[:n], peertest.Guard)
+	var exports exchange.Set
+	fds, err := exports.OpenSome(h.t.Context(), "test", h.chunks[:n], peertest.Guard)
 	require.NoError(h.t, err)
-	h.t.Cleanup(e.Close)
-	return e.FDs
+	h.t.Cleanup(func() { exports.Close(fds) })
+	return fds
 }
 
 func fabricMessage(t uint32, first int, all ...cuda.FabricHandle) peer.Message {
@@ -400,18 +401,21 @@ func TestExportsStayWithinTheirShare(t *testing.T) {
 	limit, err := exchange.Exports.Take(t.Context(), "test", 1, 1<<30)
 	require.NoError(t, err)
 	defer func() { require.Zero(t, exchange.Exports.Used()) }()
-	_, err = exchange.Some(t.Context(), "test", h.chunks, 10*time.Millisecond)
+	var exports exchange.Set
+	_, err = exports.OpenSome(t.Context(), "test", h.chunks, 10*time.Millisecond)
 	require.ErrorIs(t, err, peer.ErrOpenFiles)
 	require.ErrorContains(t, err, "1/4 of this process's limit")
 	require.ErrorContains(t, err, "ulimit -n")
 	// A sender uses what is left of the budget, and waits for more.
 	exchange.Exports.Give(1)
-	e, err := exchange.Some(t.Context(), "test", h.chunks, peertest.Guard)
+	fds, err := exports.OpenSome(t.Context(), "test", h.chunks, peertest.Guard)
 	require.NoError(t, err)
-	require.Len(t, e.FDs, 1)
-	time.AfterFunc(10*time.Millisecond, e.Close)
-	e2, err := exchange.Some(t.Context(), "test", h.chunks, peertest.Guard)
+	require.Len(t, fds, 1)
+	time.AfterFunc(10*time.Millisecond, func() { exports.Close(fds) })
+	var another exchange.Set
+	fds2, err := another.OpenSome(t.Context(), "test", h.chunks, peertest.Guard)
 	require.NoError(t, err)
-	e2.Close()
+	require.Len(t, fds2, 1)
+	another.Close(fds2)
 	exchange.Exports.Give(limit - 1)
 }

@@ -46,6 +46,7 @@ const chunkWindow = 4
 type transfers struct {
 	// offering and taking let one transfer of each direction run at a time.
 	offering, taking wait.Slot
+	exports          exchange.Set
 
 	mu sync.Mutex
 	// in is the transfer that the peer sends, out the one that this side sends.

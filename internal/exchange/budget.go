@@ -9,7 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/lock"
-	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -137,41 +136,6 @@ func (b *budget) Give(n int) {
 	b.used -= n
 	close(b.freed)
 	b.freed = make(chan struct{})
-}
-
-// Exported are descriptors of chunks, which count against the budget until Close. Close
-// comes before the chunks are released.
-type Exported struct{ FDs []*peer.FD }
-
-// Some makes descriptors of the first of the chunks: at most wire.MaxBatch, or
-// fewer if the budget has no more. It waits for the budget at most for a limit.
-func Some(ctx context.Context, op string, chunks []*phys.Handle, limit time.Duration) (*Exported, error) {
-	if len(chunks) == 0 {
-		return &Exported{}, nil
-	}
-	n, err := Exports.takeWithin(ctx, op, min(len(chunks), wire.MaxBatch), limit)
-	if err != nil {
-		return nil, err
-	}
-	e := &Exported{FDs: make([]*peer.FD, 0, n)}
-	for _, h := range chunks[:n] {
-		f, err := Warm.export(op, h)
-		if err != nil {
-			Exports.Give(n - len(e.FDs))
-			e.Close()
-			return nil, err
-		}
-		e.FDs = append(e.FDs, f)
-	}
-	return e, nil
-}
-
-func (e *Exported) Close() {
-	_ = peer.CloseAll(e.FDs) // even after an error the numbers are released
-	if len(e.FDs) > 0 {
-		Exports.Give(len(e.FDs))
-	}
-	e.FDs = nil
 }
 
 // Used returns how many are open.

@@ -2,15 +2,17 @@ package exchange
 
 import (
 	"context"
+	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// Set has the open descriptors of a publication's memory. Each is open only while it is
-// being sent, since it pins the memory, and one serves all followers that it is sent to at
-// the same time, since exporting is expensive.
+// Set has the open descriptors of memory that is being sent. Each is open only so long, since
+// it pins the memory, and one serves all processes that it is sent to at the same time, since
+// exporting is expensive.
 type Set struct {
 	mu  lock.Mutex[lock.Leaf]
 	all map[uint64]*peer.FD  // of memory that is present, by its identity
@@ -47,6 +49,16 @@ func (e *Set) OpenNow(op string, handles []*phys.Handle) ([]*peer.FD, error) {
 		return nil, err
 	}
 	return e.make(op, handles)
+}
+
+// OpenSome is Open for the first of the handles: at most wire.MaxBatch, or fewer if the budget
+// has no more. It waits for the budget at most for a limit.
+func (e *Set) OpenSome(ctx context.Context, op string, handles []*phys.Handle, limit time.Duration) ([]*peer.FD, error) {
+	n, err := Exports.takeWithin(ctx, op, min(len(handles), wire.MaxBatch), limit)
+	if err != nil {
+		return nil, err
+	}
+	return e.make(op, handles[:n])
 }
 
 // make is Open for a caller that has taken the budget for all.
@@ -117,7 +129,7 @@ func (e *Set) Share(handles []*phys.Handle) (fds []*peer.FD) {
 	return fds
 }
 
-// Close closes descriptors that Open, OpenNow or Share returned.
+// Close closes descriptors that another method returned, before their memory is released.
 func (e *Set) Close(fds []*peer.FD) {
 	var unused []*peer.FD
 	e.mu.Lock()
