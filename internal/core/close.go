@@ -80,6 +80,9 @@ func (s *System) InUse() error {
 // Close ends the System, which was retired: contexts are released and the driver
 // is given back. After an error it can be called again, and does what is left to do.
 func (s *System) Close() error {
+	if err := s.closeAttached(); err != nil {
+		return err
+	}
 	s.mu.Lock()
 	contexts := s.knownContexts()
 	s.mu.Unlock()

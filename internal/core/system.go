@@ -66,6 +66,7 @@ type System struct {
 	unsettled unsettled
 	keepers   keepers
 	locals    locals
+	attached  attached
 }
 
 var lastSystem atomic.Int64

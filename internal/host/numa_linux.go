@@ -62,3 +62,20 @@ func parseNodes(list string) (nodes []int, err error) {
 	}
 	return nodes, nil
 }
+
+// Prefer has pages of the memory that are not there yet come from the node if it has some
+// free, and else from another. mem begins at a page.
+func Prefer(mem []byte, node int) error {
+	const preferred, most = 1, 1 << 10 // MPOL_PREFERRED; nodes in the mask
+	if node < 0 || node >= most {
+		return fmt.Errorf("prefer memory of node %d: nodes are from 0 to %d", node, most-1)
+	}
+	var mask [most / 64]uint64
+	mask[node/64] = 1 << (node % 64)
+	// The kernel reads one bit less than it is told.
+	if _, _, errno := unix.Syscall6(unix.SYS_MBIND, uintptr(unsafe.Pointer(&mem[0])), uintptr(len(mem)),
+		preferred, uintptr(unsafe.Pointer(&mask[0])), most+1, 0); errno != 0 {
+		return fmt.Errorf("prefer memory of node %d: %w", node, errno)
+	}
+	return nil
+}

@@ -3,6 +3,7 @@
 package host
 
 import (
+	"errors"
 	"os"
 	"testing"
 	"unsafe"
@@ -42,4 +43,19 @@ func TestMapped(t *testing.T) {
 	for _, bad := range [][2]uint64{{0, 1}, {at, 0}, {^uint64(0) - 5, 10}, {^uint64(0) - 5, 5}, {1 << 60, 4096}} {
 		require.False(t, Mapped(bad[0], bad[1]), "%#x", bad)
 	}
+}
+
+func TestPrefer(t *testing.T) {
+	nodes, err := Nodes()
+	require.NoError(t, err)
+	mem, err := unix.Mmap(-1, 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, unix.Munmap(mem)) }()
+	if err := Prefer(mem, nodes[0]); !errors.Is(err, unix.ENOSYS) && !errors.Is(err, unix.EPERM) { // a sandbox may refuse it
+		require.NoError(t, err)
+	}
+	mem[0] = 1
+	require.Error(t, Prefer(mem, -1))
+	require.Error(t, Prefer(mem, 1<<10))
+	require.Error(t, Prefer(mem[:1], 1<<10-1), "there is no such node")
 }

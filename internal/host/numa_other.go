@@ -14,3 +14,8 @@ func CurrentNode() (int, error) {
 
 // Nodes is node 0 where NUMA is not known.
 func Nodes() ([]int, error) { return []int{0}, nil }
+
+// Prefer returns an error: memory has no node that a process can choose here.
+func Prefer(mem []byte, node int) error {
+	return fmt.Errorf("prefer memory of node %d: needs Linux: %w", node, errors.ErrUnsupported)
+}

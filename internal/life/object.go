@@ -27,11 +27,12 @@ const (
 	KindMulticast
 	KindBinding
 	KindPool
+	KindBacking
 	kinds
 )
 
 var kindNames = [kinds]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory",
-	"multicast object", "multicast binding", "pool"}
+	"multicast object", "multicast binding", "pool", "host backing"}
 
 // String names the kind.
 func (k Kind) String() string { return kindNames[k] }

@@ -77,6 +77,12 @@ func Alloc(n uint64) ([]byte, error) { return make([]byte, n, roundUp(n)), nil }
 // Free frees what Alloc returned.
 func Free(mem []byte) error { return nil }
 
+// AllocHuge is Alloc: there are no huge pages to ask for.
+func AllocHuge(n uint64) ([]byte, error) { return Alloc(n) }
+
+// Populate does nothing: the memory is there.
+func Populate(mem []byte) error { return nil }
+
 // Forget makes memory of Alloc read zero.
 func Forget(mem []byte) error {
 	clear(mem)

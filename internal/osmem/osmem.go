@@ -23,6 +23,9 @@ const (
 	AccessReadWrite
 )
 
+// HugePage is the size of a huge page in bytes.
+const HugePage = 2 << 20
+
 // roundUp rounds n up to whole pages.
 func roundUp(n uint64) uint64 {
 	page := host.PageSize()

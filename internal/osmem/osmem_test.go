@@ -3,6 +3,7 @@ package osmem
 import (
 	"bytes"
 	"testing"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/stretchr/testify/require"
@@ -44,4 +45,26 @@ func TestAllocIsZeroed(t *testing.T) {
 	require.Equal(t, make([]byte, 100), b)
 	b[99] = 1
 	require.NoError(t, Free(b))
+}
+
+// Memory in huge pages is aligned and zero, and parts of it are freed by themselves.
+func TestHugePages(t *testing.T) {
+	const n = 3 * HugePage
+	mem, err := AllocHuge(n)
+	require.NoError(t, err)
+	require.Len(t, mem, n)
+	require.Equal(t, n, cap(mem))
+	if Linux {
+		require.Zero(t, uintptr(unsafe.Pointer(&mem[0]))%HugePage)
+	}
+	require.NoError(t, Populate(mem[:HugePage]))
+	require.Equal(t, make([]byte, n), mem)
+	for _, at := range []int{1, 0, 2} {
+		part := mem[at*HugePage:][:HugePage:HugePage]
+		part[0] = 1
+		require.NoError(t, Free(part))
+		if Linux {
+			require.False(t, host.Mapped(uint64(uintptr(unsafe.Pointer(&part[0]))), HugePage))
+		}
+	}
 }

@@ -1,0 +1,24 @@
+package bulk
+
+import (
+	"testing"
+
+	"github.com/cuvmm/cuvmm/internal/limits"
+)
+
+// Sizes that tests straddle.
+const (
+	SlabBytes  = slabBytes
+	PieceBytes = pieceBytes
+)
+
+// WithLimits has the package see other limits of the host during a test.
+func WithLimits(t testing.TB, read func() (limits.Host, error)) {
+	t.Helper()
+	before := readHost
+	readHost = read
+	t.Cleanup(func() { readHost = before })
+}
+
+// Promised returns how much memory is promised that has no pages yet.
+func Promised() int64 { return promised.Load() }

@@ -1,0 +1,210 @@
+package bulk
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"golang.org/x/sync/errgroup"
+)
+
+// Slack is how many bytes of room a piece has besides those that are asked of a reader.
+const Slack = 64 << 10
+
+// leastPiece is the size of the pieces of a short stream of bytes.
+const leastPiece = 1 << 20
+
+// Read puts n bytes of a stream of bytes, from offset on, into buf, and returns where in it
+// they begin. buf begins at a page and has room for Slack bytes more, so that a reader of a
+// file with O_DIRECT can begin and end at whole blocks. It ends soon after ctx does. It is
+// called by several goroutines at once, with offsets in about their order.
+type Read func(ctx context.Context, buf []byte, offset uint64, n int) (at int, err error)
+
+// Write takes bytes of a stream of bytes, which begin at offset. It is called as Read is; with
+// one thread the offsets come in order. It does not retain the piece.
+type Write func(ctx context.Context, piece []byte, offset uint64) error
+
+// Fill fills the segments, one behind the other, with a stream of bytes: Options.Threads
+// goroutines read pieces of it, each into pinned memory of its own, and copy one while they
+// read the next. It returns when all bytes are on the device. After an error the contents
+// of the segments are undefined, and copies may be in flight, which fences know of.
+func (e *Engine) Fill(ctx context.Context, to []Segment, read Read, o Options) error {
+	return e.stream(ctx, toDevice, to, o, func(ctx context.Context, w *worker) error {
+		for i := 0; ; i = 1 - i {
+			offset, n, ok := w.next()
+			if !ok {
+				return w.landed(ctx)
+			}
+			if err := ended(ctx, o.Op); err != nil {
+				return err
+			}
+			if err := w.flights[i].wait(ctx, 0); err != nil {
+				return err
+			}
+			at, err := read(ctx, w.pieces[i], offset, n)
+			if err != nil {
+				return err
+			}
+			if at < 0 || at+n > len(w.pieces[i]) {
+				return errs.Invalid(o.Op, fmt.Sprintf("a piece of %d bytes that begins at %d of %d", n, at, len(w.pieces[i])), "leave the bytes within the piece")
+			}
+			if err := w.copy(i, w.pieces[i][at:at+n], offset); err != nil {
+				return err
+			}
+		}
+	})
+}
+
+// Drain is the reverse of Fill: it passes the bytes of the segments to write.
+func (e *Engine) Drain(ctx context.Context, from []Segment, write Write, o Options) error {
+	return e.stream(ctx, toHost, from, o, func(ctx context.Context, w *worker) error {
+		var last func() error // writes the piece before
+		for i := 0; ; i = 1 - i {
+			offset, n, ok := w.next()
+			if err := ended(ctx, o.Op); err != nil {
+				return err
+			}
+			if ok {
+				if err := w.copy(i, w.pieces[i][:n], offset); err != nil {
+					return err
+				}
+			}
+			if last != nil {
+				if err := last(); err != nil {
+					return err
+				}
+			}
+			if !ok {
+				return nil
+			}
+			last = func() error {
+				if err := w.flights[i].wait(ctx, 0); err != nil {
+					return err
+				}
+				return write(ctx, w.pieces[i][:n], offset)
+			}
+		}
+	})
+}
+
+// worker is a goroutine of a stream of bytes, with two pieces: one is copied while the other
+// is read or written.
+type worker struct {
+	*transfer
+	pieces  [2][]byte
+	flights [2]flight
+}
+
+// transfer is what the workers of one stream of bytes share.
+type transfer struct {
+	plan  *plan
+	piece uint64 // bytes
+	taken atomic.Uint64
+}
+
+// next returns the next piece of the stream.
+func (t *transfer) next() (offset uint64, n int, ok bool) {
+	offset = t.taken.Add(t.piece) - t.piece
+	if offset >= t.plan.bytes {
+		return 0, 0, false
+	}
+	return offset, int(min(t.piece, t.plan.bytes-offset)), true
+}
+
+// copy submits the copies of a piece, as many as it has segments.
+func (w *worker) copy(i int, mem []byte, offset uint64) error {
+	f := &w.flights[i]
+	err := w.plan.each(offset, uint64(len(mem)), func(dev driver.Ptr, at, n uint64) error {
+		return f.copy(dev, mem[at:at+n])
+	})
+	if err != nil {
+		return err
+	}
+	return f.mark()
+}
+
+// landed waits for the copies of both pieces.
+func (w *worker) landed(ctx context.Context) error {
+	for i := range w.flights {
+		if err := w.flights[i].wait(ctx, 0); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// stream runs the workers of a stream of bytes.
+func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, o Options, work func(context.Context, *worker) error) (err error) {
+	t := &transfer{plan: newPlan(segments)}
+	if t.plan.bytes == 0 {
+		return nil
+	}
+	// A short stream has smaller pieces and fewer workers.
+	threads, room := uint64(o.threads()), uint64(leastPiece)
+	for room < pieceBytes && threads*2*(room-Slack) < t.plan.bytes {
+		room *= 2
+	}
+	t.piece = room - Slack
+	threads = min(threads, (t.plan.bytes+t.piece-1)/t.piece)
+
+	losses := e.sys().Losses()
+	slabs, err := e.store.get(o.Op, e.node(), slices.Repeat([]uint64{2 * room}, int(threads)))
+	if err != nil {
+		return err
+	}
+	l, err := e.lease(o.Op)
+	if err != nil {
+		e.store.put(slabs)
+		return err
+	}
+	o.Meter.begin(t.plan.bytes)
+	workers := make([]*worker, threads)
+	for i := range workers {
+		w := &worker{transfer: t}
+		for j := range w.pieces {
+			w.pieces[j] = slabs[i].mem[uint64(j)*room:][:room:room]
+			w.flights[j] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: (i + j) % 2}
+		}
+		workers[i] = w
+	}
+	if err = l.order(o.Op, o.After); err == nil {
+		g, ctx := errgroup.WithContext(ctx)
+		for i, w := range workers {
+			g.Go(func() error {
+				if err := slabs[i].pin(o.Op, e.ctx); err != nil {
+					return err
+				}
+				return work(ctx, w)
+			})
+		}
+		err = g.Wait()
+	}
+	passed := true
+	for _, w := range workers {
+		for j := range w.flights {
+			passed = w.flights[j].land() && passed
+		}
+	}
+	e.release(l, passed, func() { e.giveBack(slabs, losses) })
+	e.store.trimToLimit()
+	return err
+}
+
+// giveBack gives slabs to the store. After a loss no wait for the lost context has succeeded,
+// so its copies may still use them.
+func (e *Engine) giveBack(slabs []*slab, losses int64) {
+	if e.sys().Losses() != losses {
+		e.store.keep(slabs)
+		return
+	}
+	e.store.put(slabs)
+}
+
+// node is the NUMA node that is nearest to the device.
+func (e *Engine) node() int { return int(e.sys().Attribute(e.ctx.Device, driver.AttrHostNUMAID)) }
+
+var _ core.Attachment = (*Engine)(nil)

@@ -1,0 +1,66 @@
+package core
+
+import (
+	"errors"
+
+	"github.com/cuvmm/cuvmm/internal/lock"
+)
+
+// Attachment is what another package keeps for a System, from its first use until the
+// System closes.
+type Attachment interface {
+	// Trim gives back host memory that is idle, and returns how many bytes those were.
+	Trim() (bytes int, err error)
+	// Close gives back everything: nothing is in use any more. Contexts, streams and events
+	// exist still. After an error it is called again.
+	Close() error
+}
+
+// attached are the attachments by the keys of their packages.
+type attached struct {
+	mu  lock.Mutex[lock.Leaf]
+	all map[any]Attachment
+}
+
+// Attached returns the attachment of that key, or makes it. The function calls neither the
+// driver nor the System.
+func Attached[A Attachment](s *System, key any, newAttachment func() A) A {
+	s.attached.mu.Lock()
+	defer s.attached.mu.Unlock()
+	a, ok := s.attached.all[key].(A)
+	if !ok {
+		a = newAttachment()
+		if s.attached.all == nil {
+			s.attached.all = map[any]Attachment{}
+		}
+		s.attached.all[key] = a
+	}
+	return a
+}
+
+// attachments returns those that there are.
+func (s *System) attachments() (all []Attachment) {
+	s.attached.mu.Lock()
+	defer s.attached.mu.Unlock()
+	for _, a := range s.attached.all {
+		all = append(all, a)
+	}
+	return all
+}
+
+// TrimAttached gives back host memory that attachments hold idle.
+func (s *System) TrimAttached() (bytes int, err error) {
+	for _, a := range s.attachments() {
+		n, failed := a.Trim()
+		bytes, err = bytes+n, errors.Join(err, failed)
+	}
+	return bytes, err
+}
+
+// closeAttached closes the attachments, before the contexts go.
+func (s *System) closeAttached() (err error) {
+	for _, a := range s.attachments() {
+		err = errors.Join(err, a.Close())
+	}
+	return err
+}
