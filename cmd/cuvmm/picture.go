@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // picture writes snapshots to a terminal.
@@ -147,6 +148,7 @@ func (p picture) write(s inspect.Snapshot) {
 		}
 		fmt.Fprintf(p.out, "device %d: %s, %s%s\n", d.Ordinal, d.Name, size(d.Memory), free)
 	}
+	fmt.Fprintf(p.out, "%s, %s of memory, %s\n", errs.Count(s.Totals.Reservations, "reservation"), size(s.Totals.AllocatedBytes), errs.Count(s.Totals.Mappings, "mapping"))
 	fmt.Fprintf(p.out, "%s; a cell is %s\n\n", legend, size(int(perCell)))
 	for _, r := range s.Reservations {
 		mapped := 0
@@ -320,7 +322,7 @@ func reason(what, why string) string {
 	return "; " + what + ": " + why
 }
 
-// size writes bytes in the largest unit that leaves a number of at least 1.
+// size writes bytes in the largest unit that leaves a number of at least 1, as the page does.
 func size(bytes int) string {
 	n, unit := float64(bytes), 0
 	for math.Abs(n) >= 1024 && unit < 5 {
@@ -328,7 +330,7 @@ func size(bytes int) string {
 	}
 	name := []string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}[unit]
 	if n == math.Trunc(n) || math.Abs(n) >= 100 {
-		return fmt.Sprintf("%.0f %s", n, name)
+		return fmt.Sprintf("%.0f %s", math.Round(n), name)
 	}
-	return fmt.Sprintf("%.1f %s", n, name)
+	return fmt.Sprintf("%.1f %s", math.Round(n*10)/10, name)
 }

@@ -2,84 +2,30 @@ package page_test
 
 import (
 	"bytes"
-	"context"
-	"fmt"
-	"math/rand"
 	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strconv"
-	"strings"
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/test/browser"
+
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/page"
-	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/stretchr/testify/require"
 )
 
-// browse opens a page in a headless browser, runs a script on it, and returns the
-// document's data-result.
-func browse(t *testing.T, script string, snapshots ...inspect.Snapshot) string {
+// written returns the page of snapshots.
+func written(t *testing.T, snapshots ...inspect.Snapshot) string {
 	t.Helper()
-	browser := needs.Program(t, "chromium")
 	var w bytes.Buffer
 	require.NoError(t, page.Write(&w, snapshots...))
-	text := strings.Replace(w.String(), "</body>", "<script>"+script+"</script></body>", 1)
-	file := filepath.Join(t.TempDir(), "map.html")
-	require.NoError(t, os.WriteFile(file, []byte(text), 0o600))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
-	defer cancel()
-	out, err := exec.CommandContext(ctx, browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--user-data-dir="+t.TempDir(), "--window-size=1400,900", "--virtual-time-budget=20000", "--dump-dom", "file://"+file).Output()
-	require.NoError(t, err)
-	found := regexp.MustCompile(`data-result="([^"]*)"`).FindSubmatch(out)
-	require.NotNil(t, found, "the page did not come to its end")
-	return string(found[1])
+	return w.String()
 }
 
-// many returns a snapshot with so many blocks in a pool, a buffer and an alias.
-func many(blocks int) inspect.Snapshot {
-	const mib = 1 << 20
-	s := snapshot()
-	s.Driver, s.Time, s.Totals.Reservations = "CUDA 13.0", time.Unix(1_700_000_000, 0), 3
-	s.Stacks = []inspect.Stack{{"github.com/cuvmm/cuvmm/vmm.NewBuffer (/src/vmm/buffer.go:9)", "main.load (load.go:10)", "main.main (main.go:5)"}, {"main.cache (cache.go:7)"}}
-	r := rand.New(rand.NewSource(1))
-	region := inspect.Reservation{Ptr: 0x7f0000000000, Bytes: 1 << 40, Granularity: 2 * mib}
-	at := 0
-	var segment inspect.Segment
-	for i := range blocks {
-		size := 512 << r.Intn(12)
-		if i%7 != 0 {
-			segment.Blocks = append(segment.Blocks, inspect.Block{Offset: at, Bytes: size, Requested: size - 3, Waiting: i%50 == 1,
-				Tag: []string{"weights", "kv cache", ""}[i%3], Stack: 1 + i%2})
-		}
-		at += size
-	}
-	segment.Ptr, segment.Bytes, segment.Kind = region.Ptr, (at+32*mib-1)/(32*mib)*(32*mib), "region"
-	for o := 0; o < segment.Bytes; o += 32 * mib {
-		id := uint64(len(s.Memory) + 1)
-		s.Memory = append(s.Memory, inspect.Memory{ID: id, Bytes: 32 * mib, Location: "device 0", Mappings: 1})
-		region.Mappings = append(region.Mappings, inspect.Mapping{Offset: o, Bytes: 32 * mib, Memory: id, Access: "device 0: read-write"})
-	}
-	requested := 0
-	for _, b := range segment.Blocks {
-		requested += b.Requested
-	}
-	s.Pools = []inspect.Pool{{Reserved: segment.Bytes, Requested: requested, Blocks: len(segment.Blocks), Segments: []inspect.Segment{segment}}}
-	buffer := inspect.Reservation{Ptr: 0x7e0000000000, Bytes: 1 << 37}
-	for i := range 9 {
-		id := uint64(1_000_000 + i)
-		s.Memory = append(s.Memory, inspect.Memory{ID: id, Bytes: 16 * mib, Location: "device 0", Mappings: 1 + i%2, Exported: i < 3})
-		buffer.Mappings = append(buffer.Mappings, inspect.Mapping{Offset: i * 16 * mib, Bytes: 16 * mib, Memory: id})
-	}
-	alias := inspect.Reservation{Ptr: 0x7d0000000000, Bytes: 64 * mib, Mappings: []inspect.Mapping{{Offset: 32 * mib, Bytes: 16 * mib, Memory: 1_000_001}}}
-	s.Buffers = []inspect.Buffer{{Ptr: buffer.Ptr, Used: 100 * mib, Committed: 128 * mib, Reserved: buffer.Bytes}}
-	s.Publications = []inspect.Publication{{Name: "embeddings", Ptr: buffer.Ptr, Bytes: 48 * mib, Followers: []inspect.Reader{{PID: 4711, Pinned: 16 * mib}}}}
-	s.Reservations = []inspect.Reservation{alias, buffer, region}
-	return s
+// browse runs a script on the page of snapshots, and returns the document's data-result.
+func browse(t *testing.T, script string, snapshots ...inspect.Snapshot) string {
+	t.Helper()
+	return browser.Window{}.Run(t, written(t, snapshots...), script)
 }
 
 const finish = `; document.body.dataset.result = `
@@ -87,11 +33,11 @@ const finish = `; document.body.dataset.result = `
 func TestTheModelInABrowser(t *testing.T) {
 	require.Equal(t, "1 3 regions, alias, 4,50,0.25", browse(t, `
 		const r = model.regions[1], last = r.pieces[r.pieces.length-1];
-		layout(model, 1 << 27, rowHeight, headHeight);
+		layoutRegion(r, 1 << 27);
 		const back = offsetAt(r, displayed(r, 50 << 20)) / (1 << 20);
 		const m = itemAt(model.regions[0], 33 << 20, null);
-		const names = groups(model, groupKey, FIRST).map(g => g.key)`+finish+`
-		names.includes("load.go:10") + names.includes("main.load (load.go:10)") + " " + model.regions.length + " regions, " + (m.flags & ALIAS ? "alias" : "none") + ", " + (atOrBefore(model.regions[2].mappings, 4.5 * (32 << 20))) + "," + back + "," + last.dn / (1 << 27)`,
+		const names = uses(model.snapshots[0]).map(u => u.name)`+finish+`
+		names.includes("load.go:10") + names.includes("main.load (load.go:10)") + " " + model.regions.length + " regions, " + (m.flags & ALIAS ? "alias" : "none") + ", " + (lastBefore(model.regions[2].mappings, "o", 4.5 * (32 << 20))) + "," + back + "," + last.dn / (1 << 27)`,
 		many(1000)))
 }
 
@@ -115,7 +61,10 @@ func TestTheWorkOfAFrameInABrowser(t *testing.T) {
 				for (const key of ["+", "+", "+", "ArrowDown", "PageDown", "n", "n", "Enter", "-", "p", "a", "c", "c", "0", "End", "Home"]) press(key);
 				const kind = selected.kind;
 				press("Escape");
-				while (model.regions[2].rows > 1) press("-"); // all blocks within a row
+				zoomGroup(model.regions[2].group, 2 ** 40); // all blocks within a row
+				arrange();
+				press("c");
+				if (model.regions[2].rows > 1) complaints += "more than a row; ";
 				if (shapes > 5 * width || looks > 7 * width) complaints += "one row: " + shapes + " shapes, " + looks + " looks";`+finish+
 				`document.body.dataset.ready + " " + kind + " " + " " + complaints`, many(blocks)))
 		})
@@ -205,19 +154,4 @@ func TestPlayingAHistoryInABrowser(t *testing.T) {
 		const past = i => r.past.filter(b => b.tag === "past" && b.from <= i && i < b.to).length;
 		for (const i of [0, 1, 2, 3]) { showEvent(i); draw(); out.push((i + 1) + "," + past(i)); }
 		showEvent(5); draw();`+finish+`out.join(";") + ";" + byId("when").textContent`, s))
-}
-
-func TestLookAtThePage(t *testing.T) {
-	to := os.Getenv("CUVMM_PAGES") // a folder to write the tests' pages into, to look at
-	if to == "" {
-		t.Skip("CUVMM_PAGES names no folder")
-	}
-	first, second := many(3000), many(3000)
-	second.Pools[0].Segments[0].Blocks = second.Pools[0].Segments[0].Blocks[:2000]
-	for i, pages := range [][]inspect.Snapshot{{many(100_000)}, {first, second}} {
-		f, err := os.Create(filepath.Join(to, fmt.Sprintf("map%d.html", i)))
-		require.NoError(t, err)
-		require.NoError(t, page.Write(f, pages...))
-		require.NoError(t, f.Close())
-	}
 }

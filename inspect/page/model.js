@@ -1,25 +1,30 @@
 "use strict";
 // The model: regions of the address space with their mappings and blocks, sorted by
-// offset, of one snapshot or of two to compare. This part draws nothing.
+// offset, of one snapshot or of two to compare. Addresses are BigInts, since numbers round
+// those above 2^53; offsets and sizes are numbers. This part draws nothing.
 
 const FIRST = 1, SECOND = 2; // sides: the snapshots that have an item
 const ALIAS = 1, SHARED = 2, IMPORTED = 4, CLOSING = 8;
 
+// sizeText writes bytes as cuvmm map does in a terminal.
 function sizeText(n) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-  let at = 0, sign = n < 0 ? "-" : "";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"], sign = n < 0 ? "-" : "";
+  let at = 0;
   for (n = Math.abs(n); n >= 1024 && at < units.length - 1; at++) n /= 1024;
-  return sign + (n >= 100 || Number.isInteger(n) ? n.toFixed(0) : n.toFixed(n >= 10 ? 1 : 2)) + " " + units[at];
+  const text = Number.isInteger(n) || n >= 100 ? Math.round(n).toFixed(0) : (Math.round(n * 10) / 10).toFixed(1);
+  return sign + text + " " + units[at];
 }
 
+const count = (n, what) => n + " " + what + (n === 1 ? "" : "s");
 const hex = n => "0x" + n.toString(16);
+const addressOf = (r, offset) => hex(r.ptr + BigInt(Math.floor(offset)));
 
-// atOrBefore returns the index of the last item that begins at x or before it, or 0.
-function atOrBefore(items, x) {
+// lastBefore returns the index of the last item whose key is x or less, or 0.
+function lastBefore(items, key, x) {
   let low = 0, high = items.length;
   while (low < high) {
     const mid = (low + high) >> 1;
-    if (items[mid].o <= x) low = mid + 1; else high = mid;
+    if (items[mid][key] <= x) low = mid + 1; else high = mid;
   }
   return Math.max(0, low - 1);
 }
@@ -44,38 +49,31 @@ function order(items) {
 }
 
 function buildModel(snapshots) {
-  const model = { snapshots, regions: [], byPtr: new Map(), memory: new Map(), events: [], two: snapshots.length === 2 };
+  const model = { snapshots, regions: [], groups: [], lines: [], byPtr: new Map(), memory: new Map(), events: [], two: snapshots.length === 2 };
   snapshots.forEach((s, at) => addSnapshot(model, s, model.two ? 1 << at : FIRST));
-  model.regions.sort((a, b) => a.ptr - b.ptr);
-  const last = snapshots[snapshots.length - 1];
-  if (!model.two) addHistory(model, last);
+  model.regions.sort(byAddress);
+  if (snapshots.length === 1) addHistory(model, snapshots[0]);
   for (const r of model.regions) finishRegion(r);
   return model;
 }
 
+const byAddress = (a, b) => a.ptr < b.ptr ? -1 : a.ptr > b.ptr ? 1 : 0;
+
 function regionAt(model, ptr) {
-  const items = model.sorted || model.regions;
-  let low = 0, high = items.length;
-  while (low < high) {
-    const mid = (low + high) >> 1;
-    if (items[mid].ptr <= ptr) low = mid + 1; else high = mid;
-  }
-  const r = items[low - 1];
-  return r && ptr < r.ptr + r.bytes ? r : null;
+  const items = model.sorted || model.regions, r = items[lastBefore(items, "ptr", ptr)];
+  return r && r.ptr <= ptr && ptr < r.ptr + BigInt(r.bytes) ? r : null;
 }
 
 function addSnapshot(model, s, side) {
   const stacks = s.stacks || [];
   const stackText = n => n ? stacks[n - 1] : null;
-  const seen = new Map(); // how often a memory is mapped here
-  for (const r of s.reservations || []) for (const m of r.mappings || []) seen.set(m.memory, (seen.get(m.memory) || 0) + 1);
   for (const m of s.memory || []) model.memory.set(m.id, { ...m, stack: stackText(m.stack) });
   const mine = [];
   for (const r of s.reservations || []) {
-    const ptr = Number(r.ptr), key = ptr + ":" + r.bytes;
+    const ptr = BigInt(r.ptr), key = ptr + ":" + r.bytes;
     let to = model.byPtr.get(key);
     if (!to) {
-      to = { ptr, bytes: r.bytes, what: [], sides: 0, mappings: [], blocks: [], past: [], index: new Map(), stack: stackText(r.stack) };
+      to = { ptr, bytes: r.bytes, sides: 0, mappings: [], blocks: [], past: [], index: new Map(), stack: stackText(r.stack) };
       model.byPtr.set(key, to);
       model.regions.push(to);
     }
@@ -83,43 +81,36 @@ function addSnapshot(model, s, side) {
     mine.push(to);
     for (const m of r.mappings || []) {
       const memory = model.memory.get(m.memory) || {};
-      const flags = (seen.get(m.memory) > 1 ? ALIAS : 0) | (memory.exported ? SHARED : 0) | (memory.imported ? IMPORTED : 0) | (m.closing ? CLOSING : 0);
+      const flags = (memory.mappings > 1 ? ALIAS : 0) | (memory.exported ? SHARED : 0) | (memory.imported ? IMPORTED : 0) | (m.closing ? CLOSING : 0);
       merge(model, to, to.mappings, () => "m" + m.offset + ":" + m.bytes + ":" + m.memory,
-        { o: m.offset, n: m.bytes, memory: m.memory, flags, access: m.access, kind: "mapping" }, side);
+        { o: m.offset, n: m.bytes, memory: m.memory, location: memory.location || "?", flags, access: m.access, kind: "mapping" }, side);
     }
   }
-  model.sorted = mine.sort((a, b) => a.ptr - b.ptr);
+  model.sorted = mine.sort(byAddress);
   for (const b of s.buffers || []) {
-    const r = regionAt(model, Number(b.ptr));
+    const r = regionAt(model, BigInt(b.ptr));
     if (!r) continue;
-    r.buffer = b;
-    r.what.push("buffer" + (b.imported ? ", imported" : "") + ": " + sizeText(b.used) + " used of " + sizeText(b.committed));
+    Object.assign(r, { buffer: b, device: "device " + b.device, holder: "buffer" + (b.imported ? ", imported" : ""), kind: b.imported ? "imported buffers" : "buffers", title: "" });
     if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", stack: stackText(b.stack) }, side);
     if (b.committed > b.used) merge(model, r, r.blocks, () => "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
   }
-  (s.pools || []).forEach((p) => {
-    const mark = new Set();
-    for (const g of p.segments || []) {
-      const r = regionAt(model, Number(g.ptr));
-      if (!r) continue;
-      if (!mark.has(r)) r.what.push("pool " + p.serial + " on device " + p.device);
-      mark.add(r);
-      r.pool = p;
-      const base = Number(g.ptr) - r.ptr;
-      for (const b of g.blocks || []) {
-        merge(model, r, r.blocks, () => "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
-          { o: base + b.offset, n: b.bytes, requested: b.requested, kind: b.waiting ? "waiting" : "block", tag: b.tag, stream: g.stream, segment: g,
-            stack: stackText(b.stack) }, side);
-      }
+  for (const p of s.pools || []) for (const g of p.segments || []) {
+    const ptr = BigInt(g.ptr), r = regionAt(model, ptr);
+    if (!r) continue;
+    Object.assign(r, { pool: p, device: "device " + p.device, holder: "pool " + p.serial + " on device " + p.device, kind: "pools" });
+    const base = Number(ptr - r.ptr);
+    for (const b of g.blocks || []) {
+      merge(model, r, r.blocks, () => "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
+        { o: base + b.offset, n: b.bytes, requested: b.requested, kind: b.waiting ? "waiting" : "block", tag: b.tag, stream: g.stream, segment: g,
+          stack: stackText(b.stack) }, side);
     }
-  });
-  for (const p of s.publications || []) {
-    const r = regionAt(model, Number(p.ptr));
-    if (r) r.what.push("published as “" + p.name + "” to " + (p.followers || []).length);
   }
-  for (const f of s.followers || []) {
-    const r = regionAt(model, Number(f.ptr));
-    if (r) r.what.push("follows “" + f.name + "” of process " + f.pid);
+  for (const [list, kind, text] of [[s.followers, "imported buffers", f => "follows " + JSON.stringify(f.name) + " of process " + (f.pid || 0)],
+    [s.publications, "published buffers", p => "published as " + JSON.stringify(p.name)]]) {
+    for (const x of list || []) {
+      const r = regionAt(model, BigInt(x.ptr));
+      if (r && r.buffer) Object.assign(r, { holder: "buffer, " + text(x), kind, title: "“" + x.name + "”" });
+    }
   }
   model.sorted = null;
 }
@@ -143,11 +134,11 @@ function addHistory(model, s) {
   const open = new Map();
   const keep = (ptr, b) => {
     const r = regionAt(model, ptr);
-    if (r) r.past.push({ ...b, o: ptr - r.ptr, kind: "block", side: FIRST });
+    if (r) r.past.push({ ...b, o: Number(ptr - r.ptr), kind: "block", side: FIRST });
   };
   let live = 0;
   model.events.forEach((e, i) => {
-    const ptr = Number(e.ptr);
+    const ptr = BigInt(e.ptr);
     if (e.op === "alloc") {
       open.set(ptr, { n: Math.max(e.bytes, 1), requested: e.bytes, tag: e.tag, stream: e.stream, stack: e.stack ? stacks[e.stack - 1] : null, from: i });
       live += e.bytes;
@@ -163,7 +154,7 @@ function addHistory(model, s) {
   let before = 0; // what was allocated before the history and still lives
   if (model.events.length) {
     for (const r of model.regions) for (const b of r.blocks) {
-      if (b.kind === "block" && !open.has(r.ptr + b.o)) {
+      if (b.kind === "block" && !open.has(r.ptr + BigInt(b.o))) {
         r.past.push({ ...b, from: -1, to: Infinity });
         before += b.requested || 0;
       }
@@ -177,7 +168,12 @@ function finishRegion(r) {
   r.index = null;
   for (const list of [r.mappings, r.blocks, r.past]) order(list);
   r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
+  r.holder ||= "reservation";
+  r.kind ||= "reservations";
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
+  r.device ||= r.mappings.length ? r.mappings[0].location : "nothing mapped";
+  r.tag = tagOf(r);
+  r.title ||= !r.pool && functionOf(creator(r.stack)) || r.holder;
   // pieces are the runs with items, and the holes between them.
   r.pieces = [];
   let end = 0;
@@ -194,52 +190,34 @@ function finishRegion(r) {
   const all = r.past.length ? r.mappings.concat(r.past).sort((a, b) => a.o - b.o) : r.mappings;
   for (const m of all) visit(m.o, m.n);
   if (end < r.bytes) r.pieces.push({ o: end, n: r.bytes - end, hole: true });
+  // most is the most bytes of a row with which what is mapped is seen: it has a sixteenth of
+  // a row at least, and a piece of it some pixels. A hole alone has a quarter of a row.
+  const mapped = r.pieces.filter(p => !p.hole);
+  r.runs = mapped.length;
+  r.most = r.runs ? mapped.reduce((sum, p) => sum + p.n, 0) * Math.min(16, 160 / r.runs) : Math.max(r.bytes, 1) * 4;
 }
 
-// layout gives each region its place for a number of bytes a row: a hole that is longer
-// than a quarter of a row is shortened to that, and to what is left of the row.
-function layout(model, bytesPerRow, rowHeight, headHeight) {
-  let y = 0;
-  for (const r of model.regions) {
-    let d = 0;
-    for (const p of r.pieces) {
-      p.d = d;
-      p.dn = p.n;
-      if (p.hole && p.n > bytesPerRow / 4) {
-        const left = bytesPerRow - d % bytesPerRow;
-        p.dn = Math.min(left, bytesPerRow / 4);
-      }
-      d += p.dn;
-    }
-    r.y = y;
-    r.rows = Math.max(1, Math.ceil(d / bytesPerRow - 1e-9));
-    r.display = d;
-    y += headHeight + r.rows * rowHeight;
+// tagOf returns the tag that most of a region's bytes have, or "".
+function tagOf(r) {
+  const sums = new Map();
+  let tag = "";
+  for (const b of r.blocks) {
+    if (!b.tag) continue;
+    sums.set(b.tag, (sums.get(b.tag) || 0) + b.n);
+    if (sums.get(b.tag) > (sums.get(tag) || 0)) tag = b.tag;
   }
-  return y;
+  return tag;
 }
 
-// displayed turns an offset in a region into a place in its display.
-function displayed(r, offset) {
-  let low = 0, high = r.pieces.length;
-  while (low < high) {
-    const mid = (low + high) >> 1;
-    if (r.pieces[mid].o <= offset) low = mid + 1; else high = mid;
-  }
-  const p = r.pieces[Math.max(0, low - 1)];
-  return p ? p.d + (p.n ? (offset - p.o) / p.n * p.dn : 0) : 0;
+// describe says what a region is, as cuvmm map does in a terminal.
+function describe(r) {
+  const shared = [[ALIAS, "aliased"], [SHARED, "exported"], [IMPORTED, "imported"]]
+    .map(([flag, what]) => [r.mappings.reduce((sum, m) => sum + (m.flags & flag ? m.n : 0), 0), what]);
+  return r.holder + ": " + sizeText(r.mapped) + " mapped of " + sizeText(r.bytes) + shared.map(([n, what]) => n ? ", " + sizeText(n) + " " + what : "").join("");
 }
 
-// offsetAt is the reverse of displayed.
-function offsetAt(r, d) {
-  let low = 0, high = r.pieces.length;
-  while (low < high) {
-    const mid = (low + high) >> 1;
-    if (r.pieces[mid].d <= d) low = mid + 1; else high = mid;
-  }
-  const p = r.pieces[Math.max(0, low - 1)];
-  return p ? p.o + (p.dn ? (d - p.d) / p.dn * p.n : 0) : 0;
-}
+// totals says what all of a snapshot is, as cuvmm map does in a terminal.
+const totals = s => count(s.totals.reservations, "reservation") + ", " + sizeText(s.totals.allocated_bytes) + " of memory, " + count(s.totals.mappings, "mapping");
 
 // itemsAt returns the blocks of a region now, if at is null, or at an event of the
 // history.
@@ -261,18 +239,45 @@ function itemAt(r, offset, at, shows = () => true) {
   return null;
 }
 
-// groups adds up the live blocks by a key: the largest first.
-function groups(model, key, side) {
-  const sums = new Map();
+// sums adds up the live blocks by a key, except "": the largest first.
+function sums(model, key, side) {
+  const all = new Map();
   for (const r of model.regions) for (const b of r.blocks) {
-    if (b.kind === "unused" || !(b.side & side)) continue;
-    const k = key(b, r);
-    const g = sums.get(k) || { key: k, bytes: 0, count: 0, first: b, region: r };
-    g.bytes += b.requested || b.n;
-    g.count++;
-    sums.set(k, g);
+    const k = b.side & side && key(b);
+    if (!k) continue;
+    all.set(k, (all.get(k) || 0) + b.n);
   }
-  return [...sums.values()].sort((a, b) => b.bytes - a.bytes);
+  return [...all].sort((a, b) => b[1] - a[1]).map(([k]) => k);
+}
+
+// uses returns the uses of the memory of buffers and pools, as inspect.Snapshot.Uses does:
+// the largest first, each with the address of one of them.
+function uses(s) {
+  const all = new Map(), stacks = s.stacks || [];
+  const add = (name, bytes, ptr) => {
+    const u = all.get(name) || { name, bytes: 0, count: 0, ptr };
+    u.bytes += bytes;
+    u.count++;
+    all.set(name, u);
+  };
+  for (const b of s.buffers || []) add(creator(stacks[b.stack - 1]) || "buffers", b.committed, () => BigInt(b.ptr));
+  for (const p of s.pools || []) for (const g of p.segments || []) for (const b of g.blocks || [])
+    if (!b.waiting) add(b.tag || creator(stacks[b.stack - 1]) || "blocks without a tag", b.requested || 0, () => BigInt(g.ptr) + BigInt(b.offset));
+  return sortUses([...all.values()]);
+}
+
+const sortUses = all => all.sort((a, b) => Math.abs(b.bytes) - Math.abs(a.bytes) || (a.name < b.name ? -1 : 1));
+
+// changes returns how the uses differ between two snapshots, as inspect.Compare does.
+function changes(before, after) {
+  const all = new Map(uses(after).map(u => [u.name, u]));
+  for (const u of uses(before)) {
+    const d = all.get(u.name) || { ...u, bytes: 0, count: 0 };
+    d.bytes -= u.bytes;
+    d.count -= u.count;
+    if (d.bytes || d.count) all.set(u.name, d); else all.delete(u.name);
+  }
+  return sortUses([...all.values()]);
 }
 
 // creators has for each stack its innermost function outside of the library, without
@@ -289,4 +294,5 @@ function creator(stack) {
   return name;
 }
 
-const groupKey = (b, r) => b.tag || creator(b.stack) || (b.kind === "used" ? "buffer " + hex(r.ptr) : "blocks without a tag");
+// functionOf returns "load" for "main.(*model[...]).load.func1 (load.go:10)".
+const functionOf = creator => creator.replace(/ \(.*$|\[.*?\]/g, "").split(".").filter(part => !/^(func)?\d*$/.test(part)).pop() || "";

@@ -4,7 +4,9 @@
 package page
 
 import (
+	"crypto/sha256"
 	_ "embed" // the page's parts
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -23,11 +25,30 @@ var style string
 //go:embed model.js
 var model string
 
+//go:embed layout.js
+var layout string
+
 //go:embed draw.js
 var drawing string
 
+//go:embed panels.js
+var panels string
+
 //go:embed map.js
-var script string
+var keys string
+
+var (
+	script = model + layout + drawing + panels + keys
+	// policy lets a page run its own script and style, which it names by their hashes, and
+	// fetch from where it came. Nothing that a snapshot says becomes either.
+	policy = fmt.Sprintf("default-src 'none'; script-src '%s'; style-src '%s'; connect-src 'self'; base-uri 'none'; form-action 'none'", hash(script), hash(style))
+)
+
+// hash returns the source expression of a policy that permits an inline text.
+func hash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return "sha256-" + base64.StdEncoding.EncodeToString(sum[:])
+}
 
 // Write writes a page of one snapshot, or of two to compare: the earlier one first.
 func Write(w io.Writer, snapshots ...inspect.Snapshot) error {
@@ -55,7 +76,7 @@ func write(w io.Writer, data any) error {
 	if err != nil {
 		return fmt.Errorf("page: %w", err)
 	}
-	page := strings.NewReplacer("/*STYLE*/", style, "/*SCRIPT*/", model+drawing+script).Replace(html)
+	page := strings.NewReplacer("/*POLICY*/", policy, "/*STYLE*/", style, "/*SCRIPT*/", script).Replace(html)
 	before, after, _ := strings.Cut(page, "/*DATA*/")
 	for _, part := range []string{before, string(text), after} {
 		if _, err := io.WriteString(w, part); err != nil {

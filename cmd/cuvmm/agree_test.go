@@ -1,0 +1,71 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/inspect/page"
+	"github.com/cuvmm/cuvmm/internal/test/browser"
+	"github.com/stretchr/testify/require"
+)
+
+// The map in a terminal and the page show the same numbers of the same snapshots: of all
+// memory, of each range, of the uses and of what has changed.
+func TestTerminalAndPageAgree(t *testing.T) {
+	sys, buffer := program(t)
+	before, err := inspect.Take(sys)
+	require.NoError(t, err)
+	_, err = buffer.Append(nil, make([]byte, 41<<20+5))
+	require.NoError(t, err)
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
+	of := inspect.Address(buffer.Ptr())
+	s.Publications = []inspect.Publication{{Name: `the "best" weights`, Ptr: of, Bytes: 3 << 20, Followers: []inspect.Reader{{PID: 5, Since: time.Now()}}}}
+	for i := range s.Memory {
+		s.Memory[i].Exported, s.Memory[i].Imported = i%3 == 0, i%3 == 1
+	}
+	s.Pools = append(s.Pools, inspect.Pool{Serial: 99, Segments: []inspect.Segment{{Ptr: 1 << 40, Bytes: 4096, Blocks: []inspect.Block{
+		{Bytes: 512, Requested: 500, Waiting: true, Tag: "past"}, {Offset: 512, Bytes: 512, Requested: 511}}}}})
+	sizes := []int{0, 1, 1023, 1024, 1280, 1 << 20, 1<<20 + 51<<10, 99<<20 + 999<<10, 100<<20 + 512<<10, 1<<30 - 1, -5 << 18, 3<<40 + 7<<36, 1 << 52}
+
+	var file bytes.Buffer
+	require.NoError(t, page.Write(&file, before, s))
+	list, err := json.Marshal(sizes)
+	require.NoError(t, err)
+	var shown struct {
+		Totals              string
+		Sizes, Ranges, Pool []string
+		Uses, Changes       []inspect.Use
+	}
+	require.NoError(t, json.Unmarshal([]byte(browser.Window{}.Run(t, file.String(), `
+		const [before, s] = model.snapshots, one = buildModel([s]);
+		document.body.dataset.result = JSON.stringify({
+			Totals: totals(s), Sizes: `+string(list)+`.map(sizeText), Ranges: one.regions.map(r => hex(r.ptr) + "  " + describe(r)), Uses: uses(s), Changes: changes(before, s),
+			Pool: [...document.querySelectorAll("#lists td")].map(td => td.textContent).filter(text => text.includes(" of ")) })`)), &shown))
+
+	var text bytes.Buffer
+	picture{out: &text, cells: &text, width: 80, rows: 30}.write(s)
+	lines := strings.Split(text.String(), "\n")
+	for i, n := range sizes {
+		require.Equal(t, size(n), shown.Sizes[i])
+	}
+	require.Contains(t, lines, shown.Totals)
+	require.Len(t, shown.Ranges, len(s.Reservations))
+	for _, r := range shown.Ranges {
+		require.Contains(t, lines, r)
+	}
+	require.Equal(t, s.Uses(), shown.Uses)
+	require.Equal(t, inspect.Compare(before, s), shown.Changes)
+	require.NotEmpty(t, shown.Changes)
+	p := s.Pools[0]
+	require.Contains(t, shown.Pool, size(p.Requested)+" of "+size(p.Reserved))
+	require.True(t, slices.ContainsFunc(lines, func(l string) bool {
+		return strings.HasPrefix(l, fmt.Sprintf("pool %d on device %d: %s in %d blocks, %s reserved", p.Serial, p.Device, size(p.Requested), p.Blocks, size(p.Reserved)))
+	}))
+}

@@ -1,0 +1,110 @@
+package page_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/internal/test/browser"
+	"github.com/stretchr/testify/require"
+)
+
+// count makes each bar that is drawn count: the regions with one that is large enough to
+// see, and what is wrong with others. walk scrolls from the top to the end.
+const count = `
+	const seen = new Set(), bad = [], fill = context.fillRect.bind(context), row = drawRow;
+	let bars = null, pictures = 0;
+	let empty = false; // a range without memory, which is seen by its hole
+	context.fillRect = (x, y, w, h) => { if (bars && h === barHeight && (empty || painted !== colors.hole && painted !== hatch)) bars.push(w > 3.5 ? w + 0.5 : w); fill(x, y, w, h); };
+	drawRow = (r, i, y) => {
+		bars = [];
+		empty = !r.mapped;
+		row(r, i, y);
+		const wide = bars.reduce((sum, w) => sum + w, 0);
+		if (i === 0) {
+			seen.add(r);
+			if (wide < barWidth() / 20) bad.push(hex(r.ptr) + ": " + wide + " pixels");
+			if (seen.size % 16 === 1 && y > groupHeight && y < height - barHeight && !inked(left + 4, y + 4)) bad.push(hex(r.ptr) + ": nothing at its beginning");
+		}
+		bars = null;
+	};
+	const inked = (x, y) => {
+		const scale = window.devicePixelRatio || 1, [r, g, b] = context.getImageData(x * scale, y * scale, 1, 1).data;
+		return "#" + [r, g, b].map(c => c.toString(16).padStart(2, "0")).join("") !== colors.bg;
+	};
+	const walk = () => {
+		scrollTo_(0);
+		for (let before = -1; before !== top_; pictures++) {
+			before = top_;
+			draw();
+			if (pictures === 0) first = seen.size === model.lines.filter(l => l.region && l.y + head < height).length && seen.size > 0;
+			document.dispatchEvent(new KeyboardEvent("keydown", { key: "PageDown" }));
+		}
+	};
+	let first = false;
+`
+
+// However many ranges there are, in a window of any size, each is drawn so that it is seen,
+// once its group is unfolded and the picture scrolls to it.
+func TestEveryRangeIsSeenInABrowser(t *testing.T) {
+	for _, n := range []int{1, 15, 100, 10_000} {
+		for _, width := range []int{1280, 420} {
+			t.Run(fmt.Sprintf("%d/%d", n, width), func(t *testing.T) {
+				t.Parallel()
+				w := browser.Window{Width: width, Height: 900, Dark: width == 420}
+				require.Equal(t, "true, of "+strconv.Itoa(n)+" seen "+strconv.Itoa(n), w.Run(t, written(t, regions(n)), count+`
+					walk();
+					const least = first, all = model.regions.length;
+					for (const g of model.groups) if (!g.state.open) toggle(g);
+					seen.clear();
+					walk();`+finish+`least + "," + bad.slice(0, 3).join() + " of " + all + " seen " + seen.size`))
+			})
+		}
+	}
+}
+
+// Long groups begin folded, each with a bar of what it is used for. Folding and unfolding
+// changes what is drawn, and the list of groups says so.
+func TestGroupsFoldInABrowser(t *testing.T) {
+	require.Equal(t, "false,false,false,false,true;0 of 0;833 of 833;true;5 groups;live,unused;2 groups", browse(t, count+`
+		const open = model.groups.map(g => g.state.open).join(), pools = model.groups[2], out = [open];
+		const drawn = () => { seen.clear(); walk(); return [...seen].filter(r => r.group === pools).length + " of " + model.lines.filter(l => l.region && l.group === pools).length; };
+		out.push(drawn());
+		[...document.querySelectorAll("#groups button")].find(b => b.textContent.endsWith("pools")).click();
+		out.push(drawn(), document.querySelectorAll("#groups button")[2].ariaExpanded, document.querySelectorAll("#groups button").length + " groups");
+		out.push(summary(model.groups[0]).filter(([, n]) => n > 0).map(([color]) => Object.keys(colors).find(k => colors[k] === color)).join());
+		byId("by").value = "device";
+		byId("by").dispatchEvent(new Event("change"));
+		out.push(model.groups.length + " groups");`+finish+`out.join(";") + bad.slice(0, 3).join()`, regions(10_000)))
+}
+
+// Every group has a scale of its own, which zooming changes alone.
+func TestGroupsHaveScalesInABrowser(t *testing.T) {
+	require.Equal(t, "true;buffers 0.5;buffers 1", browse(t, `
+		const changed = () => model.groups.filter(g => g.state.zoom !== 1).map(g => g.key + " " + g.state.zoom).join();
+		const scales = new Set(model.groups.map(groupScale)), b = model.groups.find(g => g.key === "buffers"), out = [scales.size > 2];
+		select(whole(b.regions[0]), b.regions[0], true);
+		const press = key => document.dispatchEvent(new KeyboardEvent("keydown", { key }));
+		press("+"); out.push(changed());
+		press("0"); out.push(changed() || "buffers " + b.state.zoom);`+finish+`out.join(";")`, regions(100)))
+}
+
+// Blocks of pools group their ranges by tag, and memory its ranges by device.
+func TestGroupingInABrowser(t *testing.T) {
+	s := many(100)
+	s.Memory[0].Location = "device 1"
+	require.Equal(t, "device 0: 2, device 1: 1;no tag: 2, weights: 1", browse(t, `
+		model.regions[0].device = "device 1";
+		const by = how => { makeGroups(model, how); return model.groups.map(g => g.key + ": " + g.regions.length).sort().join(", "); }`+finish+
+		`by("device") + ";" + by("tag")`, s))
+}
+
+// The page with nothing to show says so, and keeps no room for what is not there.
+func TestAPageOfNothingInABrowser(t *testing.T) {
+	require.Equal(t, "no address space is reserved;0,0,0", browse(t, `
+		let said = "";
+		const text = context.fillText.bind(context);
+		context.fillText = (t, x, y) => { said += t; text(t, x, y); };
+		draw();`+finish+`said + ";" + ["detail", "groups", "lists"].map(id => byId(id).offsetHeight).join()`, inspect.Snapshot{Format: inspect.Format, Version: inspect.Version}))
+}
