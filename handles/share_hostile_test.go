@@ -20,6 +20,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/vectors"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -310,23 +311,56 @@ func TestHostileTransfersEndTheConnection(t *testing.T) {
 	}
 }
 
-// A sender that sends more chunks than it declared is refused, with all of them mapped.
-func TestMoreChunksThanDeclared(t *testing.T) {
-	h := newHostile(t, peertest.Guard)
-	h.offer(h.honest, h.memory(2))
-	var group errgroup.Group
-	group.Go(func() error {
-		_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
-		return err
-	})
-	far := inside(t, h.far)
-	require.Eventually(t, func() bool { // it waits for the confirmation
-		far.mu.Lock()
-		defer far.mu.Unlock()
-		return len(far.in.open) == 1 && far.in.open[0].mapped
-	}, peertest.Guard, time.Millisecond)
-	h.send(message{kind: wire.Chunks, transfer: h.offers, count: 2, fds: h.memory(1)}.pack())
-	require.ErrorIs(t, group.Wait(), peer.ErrProtocol)
+// Chunks that do not come as offered end the transfer alone, or the connection where none are
+// due, as the table for all implementations says.
+func TestTransfersThatNoSenderMakes(t *testing.T) {
+	kinds := map[string]uint16{"chunks": wire.Chunks, "fabric": wire.Fabric, "confirmed": wire.Confirmed}
+	for _, v := range vectors.ReadTransfers(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			h := newHostile(t, peertest.Guard)
+			near := inside(t, h.near)
+			near.out.begun = 1 // it takes the replies
+			reply := func() (message, error) {
+				return near.awaitOwed(peertest.Context(t), "test", "reply", &near.out.replies, &near.out.spinner)
+			}
+			var group errgroup.Group
+			group.Go(func() error {
+				_, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
+				return err
+			})
+			d := h.honest
+			d.Chunks, d.Length = d.Chunks[:v.Chunks], 1
+			h.offer(d, nil)
+			for i, part := range v.Parts {
+				if i > 0 {
+					m, err := reply()
+					require.NoError(t, err)
+					require.NotEqual(t, wire.Declined, m.kind)
+				}
+				m := message{kind: kinds[part.Message], transfer: h.offers, count: uint32(part.First)}
+				switch m.kind {
+				case wire.Chunks:
+					m.fds = h.memory(part.Count)
+				case wire.Fabric:
+					m.fabric = make([]cuda.FabricHandle, part.Count)
+				}
+				h.send(m.pack())
+			}
+			m, replied := reply()
+			received := group.Wait()
+			if v.Ends == "connection" {
+				require.ErrorIs(t, received, peer.ErrProtocol)
+				require.ErrorIs(t, replied, peer.ErrRefused)
+				return
+			}
+			require.Error(t, received)
+			require.NoError(t, replied)
+			require.Equal(t, wire.Declined, m.kind)
+			require.NoError(t, h.near.Send(t.Context(), peer.Message{Kind: 7}))
+			_, err := h.far.Receive(peertest.Context(t))
+			require.NoError(t, err)
+		})
+	}
 }
 
 // hears runs a sender against an importer whose replies the test chooses.

@@ -189,7 +189,7 @@ class Channel(OfProcess):
         try:
             self._import(got, offer, dev, max_bytes)
             self._send("mapped", transfer=number)
-            self._await("confirmed", number)
+            self._await(number, "confirmed")
         except _Withdrawn as e:
             raise RefusedError(f"the peer withdrew its offer: {quoted(e.reason)}", "the reason is the peer's own words") from None
         except BaseException as e:
@@ -216,12 +216,13 @@ class Channel(OfProcess):
             while len(handles) < len(d.chunks):
                 if handles:
                     self._send("taken", transfer=number, chunks=len(handles))
-                m, fields = self._await("chunks", number)
+                said, m, fields = self._await(number, "chunks", "fabric")
                 try:
                     if m.lost:
                         raise FilesError("file descriptors of chunks were dropped", "raise this process's limit of open files (ulimit -n)")
-                    if fields["first"] != len(handles) or not m.files or len(m.files) > len(d.chunks) - len(handles):
-                        raise self._conn.fail(ProtocolError(f"{len(m.files)} chunks from {fields['first']} on, where {len(handles)} of {len(d.chunks)} have arrived"))
+                    if said == "fabric" or fields["first"] != len(handles) or len(m.files) > len(d.chunks) - len(handles):
+                        raise MismatchError(f"{said} from {fields['first']} on with {len(m.files)} files, where {len(handles)} of {len(d.chunks)} chunks have arrived as files",
+                                            "the sender is at fault")
                     for fd in m.files:
                         handles.append(importer.descriptor(fd, d.chunks[len(handles)], passing))
                 finally:
@@ -233,21 +234,20 @@ class Channel(OfProcess):
     def _send(self, name: str, **fields: object) -> None:
         self._conn.send(*_wire.encode(name, fields))
 
-    def _await(self, name: str, number: int) -> "tuple[_packet.Message, Dict[str, object]]":
-        """Waits for the next message of the transfer, which is due."""
+    def _await(self, number: int, *due: str) -> "tuple[str, _packet.Message, Dict[str, object]]":
+        """Waits for the next message of the transfer. Any but those that are due, and a withdrawal, ends the connection."""
         until = time.monotonic() + self._conn.timeout
         while True:
             got = self._step(until)
             if got is None:
                 continue
-            said, m, fields = got
+            said, _, fields = got
             if said == "withdrawn":
                 raise _Withdrawn(str(fields["reason"]))
-            if said == name:
-                return m, fields
+            if said in due:
+                return got
             self._conn.discard()
-            if said not in ("chunks", "fabric"):
-                raise self._conn.fail(ProtocolError(f"{said} instead of {name}"))
+            raise self._conn.fail(ProtocolError(f"{said} of transfer {number}, where {' or '.join(due)} is due"))
 
     def _step(self, until: Optional[float]) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
         """Reads a message and files it. Returns it if it belongs to the current transfer."""

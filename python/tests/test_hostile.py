@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, Tuple
 from unittest import mock
 
 import cuvmm
-from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
+from cuvmm import _conn, _descriptor, _driver, _memory, _packet, _page, _wire
 from cuvmm._replica import View
 from cuvmm.errors import Error, ProtocolError, RefusedError
 from cuvmm._undo import Undo
@@ -177,6 +177,41 @@ class Servers(DriverTest):
                         channel.receive(timeout=30)
                 hostile.close()
                 self.assertEqual(len(heard), 1, "the sender is told why")
+                self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)
+
+    def test_chunks_that_do_not_come_as_offered(self) -> None:
+        size, dev, undo = 2 << 20, _driver.device(0), Undo()
+        self.addCleanup(undo.close)
+        files = [_memory.create(dev, size, undo).export(undo) for _ in range(2)]
+        for n, case in enumerate(vectors("hostile.json")["transfers"]):
+            with self.subTest(case["name"]):
+                heard: List[str] = []
+
+                def then(c: _conn.Conn, _: _Hostile, case: Any = case, heard: List[str] = heard) -> None:
+                    offered = _descriptor.Descriptor(_descriptor.BUFFER, 0, 0, 1, 1, 0, dev.uuid, False, False, 1, 0, _descriptor.this_process(), [size] * case["chunks"])
+                    c.send(*_wire.encode("offer", {"transfer": 1, "descriptor": offered.encode()}))
+                    for part in case["parts"]:  # each is due when the one before was acknowledged
+                        said = part["message"]
+                        c.send(*_wire.encode(said, {"transfer": 1, "first": part["first"], "handles": bytes(64 * part["count"])}), files[:part["count"]] if said == "chunks" else [])
+                        try:
+                            heard.append(_wire.read(c.receive(30), "sender")[0])
+                        except RefusedError:
+                            heard.append("refused")
+                            return
+                    c.send(*_wire.encode("withdrawn", {"transfer": 2, "reason": "the connection goes on"}))
+
+                path = self.path(str(n))
+                before = len(os.listdir("/proc/self/fd"))
+                hostile = _Hostile(path, then)
+                with cuvmm.dial(path, timeout=30) as channel:
+                    ends = case["ends"] == "connection"
+                    with self.assertRaises(ProtocolError if ends else cuvmm.MismatchError):
+                        channel.receive(timeout=30)
+                    with self.assertRaisesRegex(*((ProtocolError, "due") if ends else (RefusedError, "goes on"))):
+                        channel.receive(timeout=30)
+                hostile.close()
+                acknowledged = ["mapped" if case["chunks"] == 1 else "taken"] * (len(case["parts"]) - 1)
+                self.assertEqual(heard, [*acknowledged, "refused" if ends else "declined"])
                 self.assertLessEqual(len(os.listdir("/proc/self/fd")), before)
 
     def test_a_second_offer_before_the_end_of_the_first(self) -> None:

@@ -1,6 +1,6 @@
 // Package vectors reads the test vectors of the protocol, which any language can read:
 // one example of every message and packet (testdata/protocol.json), which it encodes
-// from docs/protocol.md alone, and messages that every implementation refuses
+// from docs/protocol.md alone, and messages and transfers that every implementation refuses
 // (testdata/hostile.json).
 package vectors
 
@@ -211,6 +211,27 @@ func ReadRefused(t testing.TB, to ...string) (all []Refused) {
 	}
 	require.NotEmpty(t, all)
 	return all
+}
+
+// Transfer is a transfer that no sender makes: it offers so many chunks, and sends each part
+// when the receiver has replied to the one before.
+type Transfer struct {
+	Name   string
+	Chunks int
+	Parts  []struct {
+		Message      string
+		First, Count int // of the chunks, which are files or fabric handles
+	}
+	Ends string // by the last part: "transfer", which is declined, or "connection"
+}
+
+// ReadTransfers returns the transfers that no sender makes, and requires that there are any.
+func ReadTransfers(t testing.TB) []Transfer {
+	t.Helper()
+	var table struct{ Transfers []Transfer }
+	require.NoError(t, json.Unmarshal(hostile, &table))
+	require.NotEmpty(t, table.Transfers)
+	return table.Transfers
 }
 
 // Read returns the vectors.
