@@ -12,9 +12,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
-// mostInFlight is how many groups of copies a backing's operation has in flight: a
-// millisecond of the link's time.
-const mostInFlight = 16
+// mostInFlight is how many groups of copies a backing's operation has in flight: two and a
+// half milliseconds of the link's time, which a goroutine may well be off its processor.
+const mostInFlight = 32
 
 // Backing is host memory that keeps the bytes of device memory. It is for one operation at a
 // time.

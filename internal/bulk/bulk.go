@@ -69,37 +69,19 @@ type Engine struct {
 	idle []*lane
 }
 
-type engineKey struct{ ctx *core.Context }
-
 // Of returns the engine of a context.
-func Of(ctx *core.Context) *Engine {
-	st := storeOf(ctx.System())
-	return core.Attached(ctx.System(), engineKey{ctx}, func() *Engine { return &Engine{ctx: ctx, store: st} })
-}
+func Of(ctx *core.Context) *Engine { return storeOf(ctx.System()).engine(ctx) }
 
 func (e *Engine) sys() *core.System { return e.ctx.System() }
 
-// Trim does nothing: what is idle is the store's.
-func (e *Engine) Trim() (int, error) { return 0, nil }
-
-// Close destroys the idle streams. All are.
-func (e *Engine) Close() error {
-	for {
-		e.mu.Lock()
-		n := len(e.idle)
-		if n == 0 {
-			e.mu.Unlock()
-			return nil
-		}
-		l := e.idle[n-1]
-		e.mu.Unlock()
+// close destroys the idle streams, which all are. After an error it can be called again.
+func (e *Engine) close() error {
+	for _, l := range e.idle {
 		if err := l.destroy("cuda.System.Close"); err != nil {
 			return err
 		}
-		e.mu.Lock()
-		e.idle = e.idle[:n-1]
-		e.mu.Unlock()
 	}
+	return nil
 }
 
 // lane is the two streams of an operation. No other operation uses them meanwhile, so one

@@ -211,6 +211,40 @@ func TestReadersAndWritersFail(t *testing.T) {
 	}
 }
 
+func TestJoin(t *testing.T) {
+	all := []bulk.Segment{{Ptr: 100, Bytes: 10}, {}, {Ptr: 110, Bytes: 5}, {Ptr: 118, Bytes: 2}, {Ptr: 124, Bytes: 1}, {Ptr: 90, Bytes: 5}, {Ptr: 92, Bytes: 9}}
+	require.Equal(t, []bulk.Segment{{Ptr: 100, Bytes: 15}, {Ptr: 118, Bytes: 2}, {Ptr: 124, Bytes: 1}, {Ptr: 90, Bytes: 5}, {Ptr: 92, Bytes: 9}}, bulk.Join(all, 0))
+	require.Equal(t, []bulk.Segment{{Ptr: 100, Bytes: 20}, {Ptr: 124, Bytes: 1}, {Ptr: 90, Bytes: 5}, {Ptr: 92, Bytes: 9}}, bulk.Join(all, 3), "a gap of 4 stays, and so do overlaps")
+	require.Equal(t, bulk.Segment{Ptr: 100, Bytes: 10}, all[0], "the list is not changed")
+	require.Empty(t, bulk.Join(nil, 5))
+}
+
+// Segments that follow each other are one copy, up to the size of a piece, and small ones
+// share an event.
+func TestSmallSegmentsAreFewCalls(t *testing.T) {
+	m, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	const count, n = 1000, 4096
+	p := g.memory(t, 2*count*n)
+	b, err := g.Reserve(t.Context(), 2*count*n, true, o)
+	require.NoError(t, err)
+	defer b.Release()
+	var side, apart []bulk.Segment
+	for i := range count {
+		side = append(side, bulk.Segment{Ptr: p + driver.Ptr(i*n), Bytes: n})
+		apart = append(apart, bulk.Segment{Ptr: p + driver.Ptr(2*i*n), Bytes: n})
+	}
+	for _, c := range []struct {
+		segments      []bulk.Segment
+		copies, marks int
+	}{{side, 1, 1}, {apart, count, 16}, {bulk.Join(apart, n), 2, 2}} {
+		copies, marks := m.Count("cuMemcpyDtoHAsync"), m.Count("cuEventRecord")
+		require.NoError(t, b.Out(t.Context(), c.segments, 0, o))
+		require.Equal(t, c.copies, m.Count("cuMemcpyDtoHAsync")-copies)
+		require.Equal(t, c.marks, m.Count("cuEventRecord")-marks)
+	}
+}
+
 func TestNothingAndTooMuch(t *testing.T) {
 	g := on(t, gputest.Software(t))
 	for _, n := range []uint64{0, 1<<50 + 1} {

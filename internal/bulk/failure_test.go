@@ -15,8 +15,7 @@ import (
 
 // walked is what the failure walks strike: every operation, with device memory that holds want
 // unless an operation that writes it has failed.
-func walked(t *testing.T, g gpu) (size int, operations map[string]func() error) {
-	size = slab + 3*mib
+func walked(t *testing.T, g gpu, size int) map[string]func() error {
 	p := g.memory(t, size)
 	want := random(size, 5)
 	g.write(t, p, want)
@@ -36,7 +35,7 @@ func walked(t *testing.T, g gpu) (size int, operations map[string]func() error) 
 			return b.In(t.Context(), all, 0, o)
 		}
 	}
-	return size, map[string]func() error{
+	return map[string]func() error{
 		"ahead":     backed(true),
 		"pipelined": backed(false),
 		"fill": func() error {
@@ -63,7 +62,7 @@ func TestEveryFailureLeavesNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m, sys := sim.Open(t)
 			g := on(t, sys.Devices()[0])
-			_, operations := walked(t, g)
+			operations := walked(t, g, slab+3*mib)
 			run := operations[name]
 			require.NoError(t, run())
 			for _, fresh := range []bool{false, true} {
@@ -109,7 +108,7 @@ func TestEveryFailureLeavesNothing(t *testing.T) {
 func TestMemoryThatTheDriverDoesNotUnpinStaysRetained(t *testing.T) {
 	m, sys := sim.Open(t)
 	g := on(t, sys.Devices()[0])
-	_, operations := walked(t, g)
+	operations := walked(t, g, slab+3*mib)
 	g.Retain(0)
 	remove := m.Inject(sim.Fault{Call: "cuMemHostUnregister", Times: -1, Result: 999})
 	require.NoError(t, operations["ahead"]())
@@ -129,12 +128,12 @@ func TestALossAtEveryCall(t *testing.T) {
 	for _, name := range []string{"ahead", "pipelined", "fill", "drain"} {
 		t.Run(name, func(t *testing.T) {
 			for after := 0; ; after++ {
-				if after > 20 {
+				if after > 12 {
 					after += after / 2 // later calls are alike
 				}
 				m, sys := sim.Open(t)
 				g := on(t, sys.Devices()[0])
-				_, operations := walked(t, g)
+				operations := walked(t, g, 5*mib)
 				run := operations[name]
 				calls := 0
 				m.OnCall(func(string) { calls++ })
@@ -150,6 +149,7 @@ func TestALossAtEveryCall(t *testing.T) {
 					continue // a call that names no context, or one behind the last copy
 				}
 				require.ErrorIs(t, err, cuda.ErrDeviceLost)
+				require.Zero(t, g.Retained(), "no wait told that the lost context does not use it")
 				require.Error(t, run())
 				require.NoError(t, sys.Drain(context.Background()))
 			}
@@ -162,7 +162,7 @@ func TestOperationsBesideEachOther(t *testing.T) {
 	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
 	var g errgroup.Group
 	for _, d := range sys.Devices() {
-		_, operations := walked(t, on(t, d))
+		operations := walked(t, on(t, d), slab+3*mib)
 		for name, run := range operations {
 			if name == "fill" || name == "drain" || name == "ahead" {
 				g.Go(run)

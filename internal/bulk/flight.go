@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // direction is the way of a copy.
@@ -101,7 +102,7 @@ func (f *flight) wait(ctx context.Context, n int) error {
 		if err := ended(ctx, f.op); err != nil {
 			return err
 		}
-		time.Sleep(pollPause)
+		host.Pause(pollPause)
 	}
 	return nil
 }
@@ -130,7 +131,7 @@ func (f *flight) land() (passed bool) {
 			if passed, err := f.poll(); err != nil {
 				break
 			} else if !passed {
-				time.Sleep(pollPause)
+				host.Pause(pollPause)
 			}
 		}
 	}

@@ -37,7 +37,10 @@ package bulk
 //
 // Segments that follow each other in device memory are joined (segments.go). Segments that do
 // not cost one driver call each, a microsecond or two: for those of several KiB that, and not
-// the link, is the limit.
+// the link, is the limit. If what lies between them is mapped and holds nothing, as the holes
+// of a pool do, Join takes them together: to copy a gap of up to WorthJoining costs less than
+// another copy. Many small tensors of a file are gathered the other way, by readers that put
+// them side by side into a piece.
 //
 // Backing.Out submits from one goroutine, while others pin (pinning.go). Fill and Drain have
 // workers with two pieces each, one being copied while the other is read or written (ring.go).

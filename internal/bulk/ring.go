@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"golang.org/x/sync/errgroup"
@@ -206,5 +205,3 @@ func (e *Engine) giveBack(slabs []*slab, losses int64) {
 
 // node is the NUMA node that is nearest to the device.
 func (e *Engine) node() int { return int(e.sys().Attribute(e.ctx.Device, driver.AttrHostNUMAID)) }
-
-var _ core.Attachment = (*Engine)(nil)

@@ -6,6 +6,29 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
+// WorthJoining is a gap that takes as long to copy as another copy takes to submit.
+const WorthJoining = 64 << 10
+
+// Join joins segments that follow each other in device memory with at most so many bytes
+// between them. The gaps are copied like the rest, out and in: they must be mapped, and hold
+// nothing that may not be overwritten with what it was.
+func Join(segments []Segment, gap uint64) (joined []Segment) {
+	for _, s := range segments {
+		if s.Bytes == 0 {
+			continue
+		}
+		if n := len(joined); n > 0 {
+			last := &joined[n-1]
+			if end := last.Ptr + driver.Ptr(last.Bytes); s.Ptr >= end && uint64(s.Ptr-end) <= gap {
+				last.Bytes = uint64(s.Ptr-last.Ptr) + s.Bytes
+				continue
+			}
+		}
+		joined = append(joined, s)
+	}
+	return joined
+}
+
 // plan is segments in the order of the bytes that they hold. Neighbors are joined, so that
 // many small segments side by side are few copies.
 type plan struct {
@@ -15,16 +38,9 @@ type plan struct {
 }
 
 func newPlan(segments []Segment) *plan {
-	p := &plan{}
-	for _, s := range segments {
-		if s.Bytes == 0 {
-			continue
-		}
-		if n := len(p.segments); n > 0 && p.segments[n-1].Ptr+driver.Ptr(p.segments[n-1].Bytes) == s.Ptr {
-			p.segments[n-1].Bytes += s.Bytes
-		} else {
-			p.segments, p.starts = append(p.segments, s), append(p.starts, p.bytes)
-		}
+	p := &plan{segments: Join(segments, 0)}
+	for _, s := range p.segments {
+		p.starts = append(p.starts, p.bytes)
 		p.bytes += s.Bytes
 	}
 	return p

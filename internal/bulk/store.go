@@ -3,6 +3,8 @@ package bulk
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"unsafe"
 
@@ -81,7 +83,7 @@ type class struct {
 	bytes uint64
 }
 
-// store has the host memory of a System's engines. Memory that was used stays pinned for the
+// store has a System's engines and their host memory. Memory that was used stays pinned for the
 // next use, because pinning is several times slower than copying, and because unpinning stalls
 // the launches of all threads.
 type store struct {
@@ -91,13 +93,27 @@ type store struct {
 	idleBytes, retain uint64
 	// kept are slabs that a copy may still use, since its end is not known. They are given
 	// back when the System closes.
-	kept []*slab
+	kept    []*slab
+	engines map[*core.Context]*Engine
 }
 
 type storeKey struct{}
 
 func storeOf(s *core.System) *store {
-	return core.Attached(s, storeKey{}, func() *store { return &store{idle: map[class][]*slab{}, retain: defaultRetain()} })
+	return core.Attached(s, storeKey{}, func() *store {
+		return &store{idle: map[class][]*slab{}, retain: defaultRetain(), engines: map[*core.Context]*Engine{}}
+	})
+}
+
+func (st *store) engine(ctx *core.Context) *Engine {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	e := st.engines[ctx]
+	if e == nil {
+		e = &Engine{ctx: ctx, store: st}
+		st.engines[ctx] = e
+	}
+	return e
 }
 
 // readHost is replaced by tests.
@@ -282,9 +298,14 @@ func (st *store) popAny(most uint64) *slab {
 // Close frees everything. Nothing is in use.
 func (st *store) Close() error {
 	st.mu.Lock()
-	kept := st.kept
+	kept, engines := st.kept, slices.Collect(maps.Values(st.engines))
 	st.kept = nil
 	st.mu.Unlock()
+	for _, e := range engines {
+		if err := e.close(); err != nil {
+			return err
+		}
+	}
 	st.put(kept)
 	_, err := st.Trim()
 	return err
