@@ -83,13 +83,14 @@ func (b *Backing) Pinned() (bytes uint64) {
 
 // Out copies the segments, one behind the other, to the backing from offset on, and returns
 // when all of it is there. It reads device memory only: after an error that memory is as it was,
-// and the backing's contents there are undefined. After an error copies may be in flight, which
-// fences know of (core.Stream.Unsettle).
+// and the backing's contents there are undefined. Copies may be in flight then, which fences and
+// later operations come behind (core.Stream.Unsettle).
 func (b *Backing) Out(ctx context.Context, from []Segment, offset uint64, o Options) error {
 	return b.move(ctx, toHost, from, offset, o)
 }
 
-// In is the reverse of Out. After an error the contents of the device memory are undefined.
+// In is the reverse of Out. After an error the contents of the device memory are undefined, and
+// the backing still has its bytes.
 func (b *Backing) In(ctx context.Context, to []Segment, offset uint64, o Options) error {
 	return b.move(ctx, toDevice, to, offset, o)
 }

@@ -170,8 +170,14 @@ func behind(lanes ...*lane) *core.Fence {
 	return f
 }
 
-// order puts the lane's later work behind the streams' work.
+// order puts the lane's later work behind the streams' work, and behind what operations that
+// failed may still copy.
 func (l *lane) order(op string, after []*core.Stream) error {
+	for _, own := range l.streams {
+		if err := own.AfterUnsettled(op); err != nil {
+			return err
+		}
+	}
 	for _, s := range after {
 		if err := s.Look(op, l.streams[0].Ctx.System()); err != nil {
 			return err

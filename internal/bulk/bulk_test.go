@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -351,6 +352,16 @@ func TestLimits(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
 }
 
+// onFirstCopy calls f at the next copy, which is submitted all the same.
+func onFirstCopy(m *sim.Machine, f func()) {
+	var once sync.Once
+	m.OnCall(func(call string) {
+		if strings.HasPrefix(call, "cuMemcpy") {
+			once.Do(f)
+		}
+	})
+}
+
 // An operation whose context ends returns soon, also while its copies cannot end. Their memory
 // is not used again before they have.
 func TestCancel(t *testing.T) {
@@ -392,14 +403,8 @@ func TestCancel(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(t.Context())
 			boom := errors.New("boom")
 			var ended time.Time
-			var once sync.Once
-			m.OnCall(func(call string) {
-				if strings.HasPrefix(call, "cuMemcpy") { // which is submitted yet
-					once.Do(func() { ended = time.Now(); cancel(boom) })
-				}
-			})
+			onFirstCopy(m, func() { ended = time.Now(); cancel(boom) })
 			require.ErrorIs(t, run(ctx), boom)
-			m.OnCall(nil)
 			require.Less(t, time.Since(ended), 5*time.Second) // the machine may be busy
 			require.Zero(t, g.Retained(), "the memory is in use")
 			require.NotZero(t, m.Live()[sim.KindRegistration])
@@ -415,6 +420,76 @@ func TestCancel(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, g.Fill(ctx, all, nil, o), context.Canceled)
 	require.ErrorIs(t, g.Drain(ctx, all, nil, o), context.Canceled)
+}
+
+// What an operation that was cancelled may still copy lands before what the next one copies.
+func TestTheNextOperationComesBehindOneThatWasCancelled(t *testing.T) {
+	m, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	const size = 3 * mib
+	p, old, want := g.memory(t, size), random(size, 1), random(size, 2)
+	all := []bulk.Segment{{Ptr: p, Bytes: size}}
+	g.write(t, p, old)
+	b, err := g.Reserve(t.Context(), size, true, o)
+	require.NoError(t, err)
+	defer b.Release()
+	require.NoError(t, b.Out(t.Context(), all, 0, o))
+
+	defer m.Hold(g.stream.Handle())()
+	require.NoError(t, g.stream.Memset(cuda.Ptr(p), 1, 1))
+	ctx, cancel := context.WithCancel(t.Context())
+	onFirstCopy(m, cancel)
+	behind := o
+	behind.After = []*core.Stream{core.StreamOf(g.stream)}
+	require.ErrorIs(t, b.In(ctx, all, 0, behind), context.Canceled)
+	filled := make(chan error, 1)
+	go func() {
+		filled <- g.Fill(t.Context(), all, func(_ context.Context, buf []byte, offset uint64, n int) (int, error) {
+			copy(buf, want[offset:][:n])
+			return 0, nil
+		}, o)
+	}()
+	select {
+	case err := <-filled:
+		t.Fatal("it did not wait: ", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	m.Release(g.stream.Handle())
+	require.NoError(t, <-filled)
+	require.NoError(t, sys.Drain(t.Context()))
+	same(t, want, g.read(t, p, size), "the second operation")
+}
+
+// The context ends while memory is pinned: what is pinned by then is retained, and what is only
+// promised is given back.
+func TestCancelWhilePinning(t *testing.T) {
+	m, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	const size = 20 * slab
+	p := g.memory(t, size)
+	for _, ahead := range []bool{true, false} {
+		sys.TrimHost()
+		ctx, cancel := context.WithCancelCause(t.Context())
+		boom := errors.New("boom")
+		var pins atomic.Int64
+		m.OnCall(func(call string) {
+			if call == "cuMemHostRegister" && pins.Add(1) == 4 {
+				cancel(boom)
+			}
+		})
+		b, err := g.Reserve(ctx, size, ahead, o)
+		if !ahead {
+			require.NoError(t, err)
+			err = b.Out(ctx, []bulk.Segment{{Ptr: p, Bytes: size}}, 0, o)
+			require.Less(t, b.Pinned(), uint64(size))
+			b.Release()
+		}
+		m.OnCall(nil)
+		require.ErrorIs(t, err, boom)
+		require.Zero(t, bulk.Promised())
+		require.NotZero(t, g.Retained())
+		require.LessOrEqual(t, g.Retained(), uint64(4+o.Threads)*slab)
+	}
 }
 
 // Copies come behind the named streams, which must not capture.

@@ -50,7 +50,8 @@ package bulk
 //
 // After an error or the end of the context an operation submits nothing more, waits for its
 // copies for at most the time grace, and returns. If they have not passed by then, its streams
-// are unsettled (core.Stream.Unsettle), so that every fence covers them, and the reclaimer
+// are unsettled (core.Stream.Unsettle), so that every fence covers them and the next operation
+// comes behind them, and the reclaimer
 // gives lane and slabs back once they have passed: pinned memory is never free, idle or
 // unmapped while a copy may use it. After a loss no wait tells that, so the slabs of operations
 // that were under way are kept until the System closes.

@@ -30,7 +30,7 @@ type Write func(ctx context.Context, piece []byte, offset uint64) error
 // Fill fills the segments, one behind the other, with a stream of bytes: Options.Threads
 // goroutines read pieces of it, each into pinned memory of its own, and copy one while they
 // read the next. It returns when all bytes are on the device. After an error the contents
-// of the segments are undefined, and copies may be in flight, which fences know of.
+// of the segments are undefined, and copies may be in flight, as after Backing.Out.
 func (e *Engine) Fill(ctx context.Context, to []Segment, read Read, o Options) error {
 	return e.stream(ctx, toDevice, to, o, func(ctx context.Context, w *worker) error {
 		for i := 0; ; i = 1 - i {
