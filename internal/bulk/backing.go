@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/bits"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -116,7 +117,7 @@ func (b *Backing) move(ctx context.Context, dir direction, segments []Segment, o
 		err = b.submit(ctx, f, p, offset, pins)
 	}
 	pins.end()
-	passed := f.land()
+	passed := f.land(time.Now().Add(grace))
 	if !passed {
 		b.lanes = append(b.lanes, l)
 	}

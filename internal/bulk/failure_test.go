@@ -149,6 +149,7 @@ func TestALossAtEveryCall(t *testing.T) {
 					continue // a call that names no context, or one behind the last copy
 				}
 				require.ErrorIs(t, err, cuda.ErrDeviceLost)
+				require.Zero(t, bulk.Promised())
 				require.Zero(t, g.Retained(), "no wait told that the lost context does not use it")
 				require.Error(t, run())
 				require.NoError(t, sys.Drain(context.Background()))

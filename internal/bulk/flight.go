@@ -123,11 +123,11 @@ func (f *flight) poll() (passed bool, err error) {
 	}
 }
 
-// land waits for all that was submitted, for a moment, after an operation has failed. It
-// reports whether nothing is in flight: in a lost context nothing is.
-func (f *flight) land() (passed bool) {
+// land waits for all that was submitted until end, after an operation has failed. It reports
+// whether nothing is in flight: in a lost context nothing is.
+func (f *flight) land(end time.Time) (passed bool) {
 	if f.ctx().Lost() == driver.Success && f.mark() == nil && !f.unmarked {
-		for end := time.Now().Add(grace); len(f.sent) > 0 && time.Now().Before(end); {
+		for len(f.sent) > 0 && time.Now().Before(end) {
 			if passed, err := f.poll(); err != nil {
 				break
 			} else if !passed {

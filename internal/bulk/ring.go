@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -182,10 +183,10 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 		}
 		err = g.Wait()
 	}
-	passed := true
+	passed, end := true, time.Now().Add(grace)
 	for _, w := range workers {
 		for j := range w.flights {
-			passed = w.flights[j].land() && passed
+			passed = w.flights[j].land(end) && passed
 		}
 	}
 	e.release(l, passed, func() { e.giveBack(slabs, losses) })

@@ -246,11 +246,17 @@ func (st *store) put(slabs []*slab) {
 	}
 }
 
-// keep takes slabs that may be in use by work of unknown end.
+// keep takes slabs that may be in use by work of unknown end, if they were pinned.
 func (st *store) keep(slabs []*slab) {
-	st.mu.Lock()
-	defer st.mu.Unlock()
-	st.kept = append(st.kept, slabs...)
+	for _, s := range slabs {
+		if s.ctx == nil {
+			st.put([]*slab{s})
+			continue
+		}
+		st.mu.Lock()
+		st.kept = append(st.kept, s)
+		st.mu.Unlock()
+	}
 }
 
 // Trim frees the idle slabs.
