@@ -5,7 +5,7 @@ package csrc
 import "github.com/cuvmm/cuvmm/internal/nvml"
 
 // OpenFirst is what Open does with its list of places.
-var OpenFirst = open
+var OpenFirst = openFirst
 
 // NVMLFrom opens the first of the places named.
 func NVMLFrom(places ...string) nvml.Library { return &nvmlLibrary{candidates: places} }

@@ -106,7 +106,7 @@ func readHostFuncs() {
 			panic("csrc: the pipe of host functions: " + err.Error()) // it is never closed
 		}
 		number := binary.NativeEndian.Uint64(b[:])
-		if f, last := takeHostFunc(number); last {
+		if f, last := receiveHostFunc(number); last {
 			f.released()
 			return
 		} else if number&releaseBit != 0 {
@@ -117,9 +117,9 @@ func readHostFuncs() {
 	}
 }
 
-// takeHostFunc finds the function of a number from the pipe. A released one is
+// receiveHostFunc returns the function of a number from the pipe. A released one is
 // forgotten; last says that it was the last, and that the reader ends.
-func takeHostFunc(number uint64) (f *hostFunc, last bool) {
+func receiveHostFunc(number uint64) (f *hostFunc, last bool) {
 	h := &hostFuncs
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -35,7 +35,7 @@ func (d *relaxed) NVML() nvml.Library {
 	if path := environ.Get(NVMLEnv); path != "" {
 		candidates = []string{path}
 	} else {
-		for _, dir := range append([]string{filepath.Dir(d.path)}, searched...) {
+		for _, dir := range append([]string{filepath.Dir(d.path)}, searchFolders...) {
 			candidates = append(candidates, filepath.Join(dir, nvmlName))
 		}
 	}

@@ -25,19 +25,19 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// relaxed is the form of this library's own calls, each of them one crossing into C.
+// relaxed makes this library's own calls in the relaxed capture mode: each is one crossing into C.
 type relaxed struct{ table }
 
-// foreign is the form whose calls leave the capture mode alone, with the calls
-// that this library never makes.
+// foreign makes calls as another library does: it leaves the capture mode alone, and has the
+// calls that this library never makes.
 type foreign struct{ table }
 
-// table is the entry points in one of the two forms.
+// table is the driver's entry points, called in one of these two ways.
 type table struct {
-	c       C.cuvmm_driver
-	has     *[driver.CallCount]bool
-	path    string
-	foreign *foreign
+	c        C.cuvmm_driver
+	resolved *[driver.CallCount]bool
+	path     string
+	foreign  *foreign
 	// multicast says whether multicast objects may be created.
 	multicast *atomic.Bool
 }
@@ -50,16 +50,16 @@ var (
 // Describe names the file that the library was loaded from.
 func (t *table) Describe() driver.Description { return driver.Description{Path: t.path} }
 
-func (t *table) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && t.has[c] }
+func (t *table) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && t.resolved[c] }
 
 func (t *table) Foreign() driver.Foreign { return t.foreign }
 
 const soname = "libcuda.so.1"
 
-// searched are the folders tried after the loader's own. The compatibility
-// library of a toolkit (/usr/local/cuda/compat) is not among them: it fits only
-// some GPUs and some kernel drivers, so it is opt-in, by name.
-var searched = []string{
+// searchFolders are tried after the loader's own folders. The compatibility library of a
+// toolkit (/usr/local/cuda/compat) is not among them: it fits only some GPUs and some kernel
+// drivers, so it is opt-in, by name.
+var searchFolders = []string{
 	"/usr/local/nvidia/lib64", // container platforms
 	"/usr/local/nvidia/lib",
 	map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH],
@@ -69,21 +69,22 @@ var searched = []string{
 	"/run/opengl-driver/lib", // NixOS
 }
 
-// Open loads the driver's library and takes its entry points. It makes no
-// other driver call, not even cuInit. The first library that is a usable
-// driver is taken; the error is an *OpenError. Opening a library again returns
-// the same Driver. Open is safe for concurrent use.
+// Open loads the driver's library and resolves its entry points. It makes no other driver
+// call, not even cuInit. It returns the first library that is a usable driver; the error is an
+// *OpenError. Opening a library again returns the same Driver. Open is safe for concurrent
+// use.
 func Open(opt Options) (*Driver, error) {
-	d, err := find(opt)
+	d, err := openLibrary(opt)
 	if d != nil && opt.Multicast {
 		driver.Of(d).(*relaxed).multicast.Store(true)
 	}
 	return d, err
 }
 
-func find(opt Options) (*Driver, error) {
+// openLibrary opens the library that opt names, or the first usable one.
+func openLibrary(opt Options) (*Driver, error) {
 	if opt.Path != "" {
-		d, a := try(opt.Path)
+		d, a := load(opt.Path)
 		if d != nil {
 			return d, nil
 		}
@@ -93,16 +94,18 @@ func find(opt Options) (*Driver, error) {
 		return nil, &OpenError{Reason: a.Reason, Attempts: []Attempt{a}}
 	}
 	candidates := []string{soname}
-	for _, dir := range searched {
+	for _, dir := range searchFolders {
 		candidates = append(candidates, filepath.Join(dir, soname))
 	}
-	return open(candidates)
+	return openFirst(candidates)
 }
 
-func open(candidates []string) (*Driver, error) {
+// openFirst opens the first usable library. It stops at the software driver, which was
+// installed on purpose where a driver is looked for.
+func openFirst(candidates []string) (*Driver, error) {
 	e := &OpenError{Reason: NotFound}
 	for _, path := range candidates {
-		d, a := try(path)
+		d, a := load(path)
 		if d != nil {
 			return d, nil
 		}
@@ -111,7 +114,7 @@ func open(candidates []string) (*Driver, error) {
 			e.Reason = a.Reason
 		}
 		if a.Reason == SoftwareDriver {
-			break // it lies where the driver would, so nothing behind it is meant
+			break
 		}
 	}
 	return nil, e
@@ -122,7 +125,8 @@ var opened struct {
 	byHandle map[C.uintptr_t]*Driver // the loader gives a file one handle
 }
 
-func try(path string) (*Driver, Attempt) {
+// load loads one library, or says why it is not a usable driver.
+func load(path string) (*Driver, Attempt) {
 	refuse := func(r Reason, format string, args ...any) (*Driver, Attempt) {
 		return nil, Attempt{Path: path, Reason: r, Detail: fmt.Sprintf(format, args...)}
 	}
@@ -160,13 +164,13 @@ func try(path string) (*Driver, Attempt) {
 		return refuse(NotLoaded, "%s", strings.TrimPrefix(C.GoString(&loaded.error[0]), path+": "))
 	}
 	if d := opened.byHandle[loaded.handle]; d != nil {
-		C.cuvmm_unload(loaded.handle) // the count alone: the first one stays
+		C.cuvmm_unload(loaded.handle) // which only lowers the loader's count
 		return d, Attempt{}
 	}
 	lib := C.cuvmm_inspect(loaded.handle)
-	d, a := adopt(&lib, refuse)
+	d, a := newDriver(&lib, refuse)
 	if d == nil {
-		// Left loaded, it would be what others in the process get by the name.
+		// If it stayed loaded, other code in the process would get it by the name.
 		C.cuvmm_unload(loaded.handle)
 		return nil, a
 	}
@@ -177,7 +181,8 @@ func try(path string) (*Driver, Attempt) {
 	return d, Attempt{}
 }
 
-func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, Attempt)) (*Driver, Attempt) {
+// newDriver resolves the entry points of a library, or says why it is not a usable driver.
+func newDriver(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, Attempt)) (*Driver, Attempt) {
 	version := int32(lib.version)
 	switch {
 	case lib.has_init == 0:
@@ -188,7 +193,7 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 		return refuse(TooOld, "it is CUDA %s and has no cuGetProcAddress", driver.VersionString(version))
 	case lib.proc == 0:
 		return refuse(TooOld, "it has no cuGetProcAddress")
-	case version == 0: // then it is not known which forms of its entry points it would return
+	case version == 0: // then the forms of the entry points that it returns are unknown
 		return refuse(NotCUDA, "it does not tell its version: cuDriverGetVersion returns %v", driver.Result(lib.result))
 	case version < MinVersion:
 		return refuse(TooOld, "it is CUDA %s", driver.VersionString(version))
@@ -198,15 +203,15 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 	if c == 0 {
 		return refuse(NotLoaded, "no memory for its entry points")
 	}
-	has := new([driver.CallCount]bool)
+	resolved := new([driver.CallCount]bool)
 	for call := range driver.Call(driver.CallCount) {
-		// A driver that is older than the form would return an earlier one,
-		// whose parameters are others.
-		has[call] = call.Version() <= version && resolve(c, lib, C.uint32_t(call), call.Entry(), call.Version())
+		// A driver that is older than the form would return an earlier one, which has other
+		// parameters.
+		resolved[call] = call.Version() <= version && resolve(c, lib, C.uint32_t(call), call.Entry(), call.Version())
 	}
 	resolve(c, lib, C.CUVMM_POP, "cuCtxPopCurrent", 4000)
 	for _, call := range []driver.Call{driver.CallInit, driver.CallCtxGetCurrent, driver.CallCtxSetCurrent} {
-		if !has[call] {
+		if !resolved[call] {
 			C.cuvmm_delete(c)
 			return refuse(NotCUDA, "its cuGetProcAddress does not give %v", call)
 		}
@@ -221,13 +226,13 @@ func adopt(lib *C.cuvmm_library, refuse func(Reason, string, ...any) (*Driver, A
 		path = abs // the loader keeps a relative name as it was given
 	}
 	multicast := new(atomic.Bool)
-	f := &foreign{table{c: c, has: has, path: path, multicast: multicast}}
+	f := &foreign{table{c: c, resolved: resolved, path: path, multicast: multicast}}
 	f.table.foreign = f
-	return &Driver{driver.NewHolder(&relaxed{table{c: own, has: has, path: path, foreign: f, multicast: multicast}})}, Attempt{}
+	return &Driver{driver.NewHolder(&relaxed{table{c: own, resolved: resolved, path: path, foreign: f, multicast: multicast}})}, Attempt{}
 }
 
-// resolve fills in the entry point at a place of the table, in the form of a
-// version, and reports whether the driver has it.
+// resolve stores an entry point in the table, in the form of a version, and reports whether
+// the driver has it.
 func resolve(c C.cuvmm_driver, lib *C.cuvmm_library, at C.uint32_t, entry string, version int32) bool {
 	e := C.CString(entry)
 	defer C.free(unsafe.Pointer(e))

@@ -18,7 +18,7 @@ import (
 func OpenProcess(getProcAddress uintptr, version int32) (*Driver, error) {
 	lib := C.cuvmm_library{proc: C.uintptr_t(getProcAddress), form: 2, has_init: 1, version: C.int32_t(version)}
 	var refused error
-	d, _ := adopt(&lib, func(r Reason, format string, args ...any) (*Driver, Attempt) {
+	d, _ := newDriver(&lib, func(r Reason, format string, args ...any) (*Driver, Attempt) {
 		refused = fmt.Errorf("%v: %s", r, fmt.Sprintf(format, args...))
 		return nil, Attempt{}
 	})

@@ -24,14 +24,14 @@ import (
 // Take returns a snapshot of the System's memory. It is safe for concurrent use with
 // everything else. A closed System shows what is left of it. For a nil System the error is
 // cuda.ErrInvalidArgument.
-func Take(sys *cuda.System) (Snapshot, error) { return take("inspect.Take", sys, true) }
+func Take(sys *cuda.System) (Snapshot, error) { return snapshot("inspect.Take", sys, true) }
 
 // Summarize is Take without the lists of objects: it leaves out reservations, memory,
 // buffers and other objects, and the segments, streams and histories of pools. Its time
 // does not depend on how much memory there is.
-func Summarize(sys *cuda.System) (Snapshot, error) { return take("inspect.Summarize", sys, false) }
+func Summarize(sys *cuda.System) (Snapshot, error) { return snapshot("inspect.Summarize", sys, false) }
 
-func take(op string, sys *cuda.System, whole bool) (Snapshot, error) {
+func snapshot(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 	if sys == nil {
 		return Snapshot{}, errs.Invalid(op, "a nil System", "pass the one that cuda.Open or auto.Open returned")
 	}

@@ -89,7 +89,7 @@ func (a AccessedBy) Assign(to ...cuda.Location) error {
 				steps = append(steps, step{driver.AdviseUnsetAccessedBy, driver.Location{Type: driver.LocationType(l.Type), ID: int32(l.ID)}})
 			}
 		}
-		return a.r.take(op, steps)
+		return a.r.apply(op, steps)
 	})
 }
 
@@ -106,8 +106,8 @@ func (s step) undo() step {
 	return step{driver.AdviseSetAccessedBy, s.at}
 }
 
-// take performs all steps or none.
-func (r Range) take(op string, steps []step) error {
+// apply performs all steps or none.
+func (r Range) apply(op string, steps []step) error {
 	for i, s := range steps {
 		err := r.advise(op, s.advice, s.at)
 		if err == nil {

@@ -20,10 +20,10 @@ type Allocator struct{ a *allocator }
 
 // allocator is the inner state, which its memory refers to.
 type allocator struct {
-	closer  life.Closer
-	dev     *cuda.Device
-	options Options
-	looks   looks
+	closer   life.Closer
+	dev      *cuda.Device
+	options  Options
+	accesses accesses
 
 	mu    sync.Mutex
 	live  map[*memory]struct{}
@@ -120,7 +120,7 @@ func (a *Allocator) Close() error {
 	if err != nil {
 		return err
 	}
-	if err := in.looks.shut(op, nil, &in.closer.Life); err != nil {
+	if err := in.accesses.shut(op, nil, &in.closer.Life); err != nil {
 		return err
 	}
 	return in.closer.Close(func() error {

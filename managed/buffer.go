@@ -96,7 +96,7 @@ func newBuffer(op string, d *cuda.Device, n int, o Options, from *Allocator) (b 
 		return nil, err
 	}
 	if from != nil {
-		m.from, m.looks = from.a, &from.a.looks
+		m.from, m.accesses = from.a, &from.a.accesses
 		m.from.made(m)
 	}
 	placed := false
@@ -142,7 +142,7 @@ func allocate(op string, d *cuda.Device, n uint64, o Options) (*memory, error) {
 	if o.Attach != AttachGlobal {
 		flags = driver.AttachHost
 	}
-	m := &memory{sys: sys, dev: d, ctx: ctx, size: n, refs: 1, looks: new(looks)}
+	m := &memory{sys: sys, dev: d, ctx: ctx, size: n, refs: 1, accesses: new(accesses)}
 	var r driver.Result
 	if r = ctx.Lost(); r == driver.Success {
 		r = sys.Allocate(size, func() (r driver.Result) {
@@ -348,7 +348,7 @@ func (b *Buffer) end(op string) error {
 	if h == nil {
 		return errNilBuffer(op)
 	}
-	if err := h.m.looks.shut(op, h, &h.closer.Life); err != nil {
+	if err := h.m.accesses.shut(op, h, &h.closer.Life); err != nil {
 		return err
 	}
 	return h.closer.Close(func() error {

@@ -40,10 +40,10 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 	if err := m.mayWait(op, on); err != nil {
 		return err
 	}
-	if err := m.looks.begin(op, r.h); err != nil {
+	if err := m.accesses.begin(op, r.h); err != nil {
 		return err
 	}
-	defer m.looks.end(m)
+	defer m.accesses.end(m)
 	m.host.Lock()
 	defer m.host.Unlock()
 	if err := m.wait(op, on); err != nil {
@@ -55,9 +55,9 @@ func (r Range) host(op string, on *cuda.Stream, f func(data []byte) error) error
 	return f(r.bytes())
 }
 
-// looks are the running Host functions on one memory, or on all memory of an allocator:
+// accesses are the running Host functions on one memory, or on all memory of an allocator:
 // the handle that each uses. Its lock is a leaf.
-type looks struct {
+type accesses struct {
 	mu sync.Mutex
 	by map[*memory]*handle
 }
@@ -67,7 +67,7 @@ func errLook(op string) error {
 }
 
 // begin registers a function, unless another runs on the memory or a Close saw none.
-func (l *looks) begin(op string, h *handle) error {
+func (l *accesses) begin(op string, h *handle) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -84,7 +84,7 @@ func (l *looks) begin(op string, h *handle) error {
 	return nil
 }
 
-func (l *looks) end(m *memory) {
+func (l *accesses) end(m *memory) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.by, m)
@@ -92,7 +92,7 @@ func (l *looks) end(m *memory) {
 
 // shut closes the life of a handle, or, without one, of an allocator, unless a function
 // uses it.
-func (l *looks) shut(op string, h *handle, of *life.Life) error {
+func (l *accesses) shut(op string, h *handle, of *life.Life) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, by := range l.by {

@@ -28,8 +28,8 @@ type memory struct {
 	// host is held while a Host function runs, and for reading while work is submitted
 	// that makes the contents undefined.
 	host sync.RWMutex
-	// looks are the running Host functions; an allocator's memory shares them.
-	looks *looks
+	// accesses are the running Host functions; an allocator's memory shares them.
+	accesses *accesses
 	// advice is held during changes of advice, so that they can be undone.
 	advice sync.Mutex
 

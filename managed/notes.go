@@ -19,7 +19,7 @@ package managed
 // memory is pooled for that reason. Managed memory is not: its pages, advice and size
 // are what it is used for, and a pool would have to forget all three. So Close first
 // waits for the known work, and the free finds little to wait for. After CloseAfter
-// the reclaimer starts the free on its own goroutine and looks again later
+// the reclaimer starts the free on its own goroutine and polls again later
 // (life.ErrAgain), because a free that waits must not hold up other teardowns. Memory
 // that could be neither placed nor freed is one of the System's leftovers. The buffers of an allocator keep it alive, and are collected with it alone.
 //
@@ -49,7 +49,7 @@ package managed
 //
 // # The CPU
 //
-// Host lists its function with the memory's looks, so that no two functions work on one
+// Host lists its function with the memory's accesses, so that no two functions work on one
 // memory and no Close begins under one; it holds the memory's host lock for writing and
 // discards hold it for reading, so that nothing is discarded under a function. The
 // software driver cannot see accesses of the CPU, so it has one method that the real

@@ -36,7 +36,7 @@ func View(d *cuda.Device, p cuda.Ptr, n int, o ViewOptions) (*Buffer, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &memory{sys: core.SystemOf(d), dev: d, ctx: ctx, ptr: driver.Ptr(p), size: uint64(n), kind: viewed, refs: 1, looks: new(looks)}
+	m := &memory{sys: core.SystemOf(d), dev: d, ctx: ctx, ptr: driver.Ptr(p), size: uint64(n), kind: viewed, refs: 1, accesses: new(accesses)}
 	isManaged, err := m.isManaged(op)
 	switch {
 	case err != nil:

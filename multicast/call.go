@@ -2,16 +2,17 @@ package multicast
 
 import "time"
 
-// call is a driver call that may never return.
-type call struct {
+// pendingCall is a driver call that may never return.
+type pendingCall struct {
 	what  string
 	began time.Time
 	done  chan struct{}
 	err   error // valid once done is closed
 }
 
-func begin(what string, do func() error) *call {
-	c := &call{what: what, began: time.Now(), done: make(chan struct{})}
+// startCall starts do, and returns at once.
+func startCall(what string, do func() error) *pendingCall {
+	c := &pendingCall{what: what, began: time.Now(), done: make(chan struct{})}
 	go func() {
 		defer close(c.done)
 		c.err = do()
@@ -20,7 +21,7 @@ func begin(what string, do func() error) *call {
 }
 
 // within waits and reports whether the call returned within the limit.
-func (c *call) within(limit time.Duration) bool {
+func (c *pendingCall) within(limit time.Duration) bool {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
@@ -35,7 +36,7 @@ func (c *call) within(limit time.Duration) bool {
 // that the function goes on, and the team is stuck until it has returned. The caller holds
 // mu, or is the only user of the team.
 func (t *Team) bounded(op, what string, do func() error) error {
-	c := begin(what, do)
+	c := startCall(what, do)
 	if c.within(t.timeout) {
 		return c.err
 	}

@@ -123,7 +123,7 @@ func notReady(err error) bool {
 	return errors.As(err, &d) && d.Code == cuda.Code(driver.SystemNotReady)
 }
 
-func stuckError(op string, c *call) error {
+func stuckError(op string, c *pendingCall) error {
 	return fmt.Errorf("%s: %w: %s has taken %v; its memory is kept until the call returns (then Close works) or the process ends",
 		op, ErrStuck, c.what, time.Since(c.began).Round(time.Millisecond))
 }

@@ -301,7 +301,7 @@ func (t *Team) create(by vmm.HandleTypes) (o offering, err error) {
 
 func (t *Team) add() error {
 	for _, d := range t.devices {
-		if t.object.has(d) {
+		if t.object.addedHere(d) {
 			continue
 		}
 		if err := t.object.AddDevice(d); err != nil {

@@ -209,8 +209,8 @@ func (o *Object) Released() cuda.Completion {
 	return o.closer.Completion()
 }
 
-// has reports whether the device was added through this Object.
-func (o *Object) has(d *cuda.Device) bool {
+// addedHere reports whether the device was added through this Object.
+func (o *Object) addedHere(d *cuda.Device) bool {
 	o.o.mu.Lock()
 	defer o.o.mu.Unlock()
 	return slices.Contains(o.o.added, driver.Device(d.Ordinal()))

@@ -120,11 +120,11 @@ func killAt(m *sim.Machine, n int, calls *atomic.Int64) {
 func take(c *reexec.Child, o order) (*rendezvous.Group, error) {
 	opts := rendezvous.Options{Timeout: limit}
 	if o.Rank > 0 {
-		patience := limit
+		timeout := limit
 		if o.Hostless {
-			patience = 5 * time.Second
+			timeout = 5 * time.Second
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		return rendezvous.Join(ctx, o.Path, o.Rank, o.Size, opts)
 	}
@@ -162,7 +162,7 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 		if errors.As(err, &e) {
 			r.Ranks = e.Ranks
 		}
-		for until := time.Now().Add(patience); team != nil && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
+		for until := time.Now().Add(testTimeout); team != nil && time.Now().Before(until); time.Sleep(10 * time.Millisecond) {
 			if team.Close() == nil {
 				team = nil // what was stuck has come back
 			}
@@ -192,7 +192,7 @@ func obey(c *reexec.Child, m *sim.Machine, devices []*cuda.Device, o order) (err
 			if err := closing(); err != nil {
 				return err
 			}
-			for until := time.Now().Add(patience); err != nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
+			for until := time.Now().Add(testTimeout); err != nil && time.Now().Before(until); time.Sleep(time.Millisecond) {
 				if err = team.Close(); err != nil && !errors.Is(err, multicast.ErrStuck) {
 					return err
 				}
@@ -347,7 +347,7 @@ func (c *company) works() {
 func (c *company) requireNothingTaken(folder string) {
 	c.t.Helper()
 	var u sim.Usage
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(testTimeout); ; time.Sleep(time.Millisecond) {
 		var err error
 		u, err = sim.Inspect(folder)
 		require.NoError(c.t, err)

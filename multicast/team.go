@@ -52,8 +52,8 @@ type Team struct {
 
 	mu   sync.Mutex
 	undo *core.Undo
-	late *call // one that has not returned
-	left bool  // all ranks' work is done
+	late *pendingCall // one that has not returned
+	left bool         // all ranks' work is done
 	gone bool
 	// closer provides Released; mu and gone are what operations check.
 	closer life.Closer
@@ -276,7 +276,7 @@ func (t *Team) Close() error {
 // passed waits for the work on this rank's devices. Work that exceeds the limit is told to
 // stop waiting for other ranks, and gets as much time again.
 func (t *Team) passed(op string) error {
-	c := begin("waiting for the GPU's work", func() error {
+	c := startCall("waiting for the GPU's work", func() error {
 		return core.SystemOf(t.devices[0]).WaitDevices(op, t.ordinals())
 	})
 	if c.within(t.timeout) {

@@ -23,13 +23,13 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience guards against what must not hang.
-const patience = 2 * time.Minute
+// testTimeout guards against what must not hang.
+const testTimeout = 2 * time.Minute
 
 // groupOf is a group of goroutines.
 func groupOf(t testing.TB, ranks int) []*rendezvous.Group {
 	t.Helper()
-	groups, err := rendezvous.InProcess(ranks, rendezvous.Options{Timeout: patience})
+	groups, err := rendezvous.InProcess(ranks, rendezvous.Options{Timeout: testTimeout})
 	require.NoError(t, err)
 	for _, g := range groups {
 		closed(t, g)
@@ -484,7 +484,7 @@ func TestACallThatDoesNotComeBack(t *testing.T) {
 			close(comeBack)
 			for _, f := range all {
 				if f.team != nil {
-					require.Eventually(t, func() bool { return !errors.Is(f.team.Leave(t.Context()), multicast.ErrStuck) }, patience, time.Millisecond)
+					require.Eventually(t, func() bool { return !errors.Is(f.team.Leave(t.Context()), multicast.ErrStuck) }, testTimeout, time.Millisecond)
 					require.ErrorIs(t, f.team.Leave(t.Context()), cuda.ErrClosed, "there is no team to leave")
 					require.NoError(t, f.team.Close())
 				}
@@ -508,7 +508,7 @@ func TestCloseDoesNotWaitForEver(t *testing.T) {
 	require.ErrorIs(t, team.Close(), multicast.ErrStuck)
 	require.ErrorContains(t, team.Close(), "waiting for the GPU's work has taken")
 	m.Release(s.Handle())
-	require.Eventually(t, func() bool { return team.Close() == nil }, patience, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return team.Close() == nil }, testTimeout, 10*time.Millisecond)
 }
 
 // A team waits for the work on its rank's devices, and for no other: that may
@@ -576,7 +576,7 @@ func TestARankThatIsLateToLeave(t *testing.T) {
 	two.Release(s.Handle())
 	require.NoError(t, s.Synchronize())
 	require.Empty(t, one.Fault()+two.Fault(), "its kernel found all replicas")
-	teams[1].SetCallTimeout(patience)
+	teams[1].SetCallTimeout(testTimeout)
 	for again := true; again; { // until the call of before has come back
 		for r, err := range together(2, func(r int) error { return teams[r].Leave(t.Context()) }) {
 			if again = errors.Is(err, multicast.ErrStuck); !again {
@@ -597,11 +597,11 @@ func TestKernelsThatWaitForALostRank(t *testing.T) {
 	}{
 		"Leave": {50 * time.Millisecond, func(team *multicast.Team) error { return team.Leave(t.Context()) }, peer.ErrGone},
 		"Close": {50 * time.Millisecond, (*multicast.Team).Close, multicast.ErrAborted},
-		"Abort, Close": {patience, func(team *multicast.Team) error {
+		"Abort, Close": {testTimeout, func(team *multicast.Team) error {
 			team.Abort()
 			return team.Close()
 		}, nil},
-		"Abort while Close waits": {patience, func(team *multicast.Team) error {
+		"Abort while Close waits": {testTimeout, func(team *multicast.Team) error {
 			closing := make(chan error, 1)
 			go func() { closing <- team.Close() }()
 			team.Abort()
@@ -621,7 +621,7 @@ func TestKernelsThatWaitForALostRank(t *testing.T) {
 				require.NoError(t, k.Launch(s, cuda.Threads(1), team.Ptr(), team.Replica(0), uint32(2), team.AbortWord()))
 			}
 			arrived := func(r int) byte { return must(m.Bytes(teams[r].Replica(0), 1))(t)[0] }
-			require.Eventually(t, func() bool { return arrived(1) == 1 }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return arrived(1) == 1 }, testTimeout, time.Millisecond)
 			team.SetCallTimeout(row.limit)
 			err = row.end(team)
 			if row.want == nil {
@@ -631,7 +631,7 @@ func TestKernelsThatWaitForALostRank(t *testing.T) {
 			}
 			require.NoError(t, s.Synchronize(), "it was let go")
 			require.EqualValues(t, 1, arrived(1))
-			require.Eventually(t, func() bool { return team.Close() == nil }, patience, time.Millisecond)
+			require.Eventually(t, func() bool { return team.Close() == nil }, testTimeout, time.Millisecond)
 			require.ErrorIs(t, team.Leave(t.Context()), cuda.ErrClosed)
 			team.Abort() // too late, and no harm
 			require.NoError(t, teams[1].Close())
@@ -669,12 +669,12 @@ func TestLeavingAgain(t *testing.T) {
 	require.Eventually(t, func() bool {
 		require.ErrorIs(t, team.Leave(t.Context()), multicast.ErrStuck)
 		return unbinds.Load() == 1
-	}, patience, time.Millisecond)
+	}, testTimeout, time.Millisecond)
 	require.ErrorIs(t, team.Leave(t.Context()), multicast.ErrStuck)
 	require.EqualValues(t, 1, unbinds.Load())
 	close(comeBack)
-	team.SetCallTimeout(patience)
-	require.Eventually(t, func() bool { return team.Leave(t.Context()) == nil }, patience, time.Millisecond)
+	team.SetCallTimeout(testTimeout)
+	require.Eventually(t, func() bool { return team.Leave(t.Context()) == nil }, testTimeout, time.Millisecond)
 	require.EqualValues(t, 2, unbinds.Load())
 }
 

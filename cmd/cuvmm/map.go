@@ -102,7 +102,7 @@ func (o *mapFlags) run(args []string, out io.Writer, h host) (int, error) {
 		every = 0
 	}
 	err = h.repeat(ctx, out, every, func(w io.Writer) error {
-		snapshots, err := take(ctx, sources)
+		snapshots, err := readAll(ctx, sources)
 		h.progress.end()
 		if err != nil {
 			return err
@@ -226,7 +226,7 @@ func fetch(ctx context.Context, url string) (inspect.Snapshot, error) {
 	return inspect.Read(response.Body)
 }
 
-func take(ctx context.Context, sources []source) (all []inspect.Snapshot, err error) {
+func readAll(ctx context.Context, sources []source) (all []inspect.Snapshot, err error) {
 	for _, s := range sources {
 		one, err := s(ctx)
 		if err != nil {

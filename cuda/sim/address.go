@@ -40,10 +40,10 @@ func (a *addressSpace) init() {
 	})
 }
 
-// take returns size contiguous addresses. It prefers addresses that were never used, and
+// acquire returns size contiguous addresses. It prefers addresses that were never used, and
 // leaves a gap of the same size behind them, at most 1 GiB, so that a reservation can be
 // continued at its end and a stray access past the end hits nothing.
-func (a *addressSpace) take(size, align uint64) (uint64, bool) {
+func (a *addressSpace) acquire(size, align uint64) (uint64, bool) {
 	a.init()
 	if size >= addressLimit || align >= addressLimit {
 		return 0, false
@@ -51,18 +51,18 @@ func (a *addressSpace) take(size, align uint64) (uint64, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	gap := min(size, 1<<30)
-	if p, ok := a.inside.take(size, align, gap); ok {
+	if p, ok := a.inside.acquire(size, align, gap); ok {
 		return p, true
 	}
-	return a.beyond.take(size, align, gap)
+	return a.beyond.acquire(size, align, gap)
 }
 
-// takeAt takes exactly the addresses of s, if they are free.
-func (a *addressSpace) takeAt(s span) bool {
+// acquireAt acquires exactly the addresses of s, if they are free.
+func (a *addressSpace) acquireAt(s span) bool {
 	a.init()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.inside.takeAt(s) || a.beyond.takeAt(s)
+	return a.inside.acquireAt(s) || a.beyond.acquireAt(s)
 }
 
 func (a *addressSpace) put(s span) {

@@ -16,7 +16,7 @@ func (c *gpuContext) allocate(n uint64) (*backing, driver.Result) {
 	if n >= addressAlign {
 		align = addressAlign
 	}
-	p, ok := m.takeAddresses(n, align, 0)
+	p, ok := m.acquireAddresses(n, align, 0)
 	if !ok {
 		mem.drop()
 		return nil, driver.OutOfMemory

@@ -108,7 +108,7 @@ func (a *api) MemAllocAsync(c driver.Context, n uint64, h driver.Stream) (driver
 // captureAlloc makes an allocation part of a capture.
 func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 	m, c := s.m, s.context
-	p, ok := m.takeAddresses(n, 512, 0)
+	p, ok := m.acquireAddresses(n, 512, 0)
 	if !ok {
 		return 0, driver.OutOfMemory
 	}

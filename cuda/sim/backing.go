@@ -132,7 +132,7 @@ func (m *Machine) backed(p, n uint64) bool {
 // else their end.
 func (m *Machine) backedTo(p, n uint64) uint64 {
 	at := p
-	for r := range m.backing.over(p, p+n) {
+	for r := range m.backing.overlapping(p, p+n) {
 		if r.lo > at {
 			break
 		}
@@ -206,7 +206,7 @@ func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.
 	}
 	p := &pins{m: m}
 	next := addr
-	for r := range m.backing.over(addr, addr+n) {
+	for r := range m.backing.overlapping(addr, addr+n) {
 		if r.lo > next {
 			break
 		}
@@ -302,7 +302,7 @@ func (m *Machine) Bytes(ptr cuda.Ptr, n int) ([]byte, error) {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	runs, err := m.look(uint64(ptr), uint64(n))
+	runs, err := m.bytesAt(uint64(ptr), uint64(n))
 	if err != nil {
 		return nil, err
 	}
@@ -316,7 +316,7 @@ func (m *Machine) Bytes(ptr cuda.Ptr, n int) ([]byte, error) {
 func (m *Machine) Poke(ptr cuda.Ptr, b []byte) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	runs, err := m.look(uint64(ptr), uint64(len(b)))
+	runs, err := m.bytesAt(uint64(ptr), uint64(len(b)))
 	if err != nil {
 		return err
 	}
@@ -324,15 +324,15 @@ func (m *Machine) Poke(ptr cuda.Ptr, b []byte) error {
 	return nil
 }
 
-// look finds n bytes of device memory.
-func (m *Machine) look(ptr, n uint64) (runs [][]byte, err error) {
+// bytesAt returns n bytes of device memory, in the pieces that they lie in.
+func (m *Machine) bytesAt(ptr, n uint64) (runs [][]byte, err error) {
 	switch {
 	case m.closed:
-		return nil, fmt.Errorf("sim: machine %s was closed, and its memory went with it; look before", m.name)
+		return nil, fmt.Errorf("sim: machine %s was closed, and its memory went with it; read it before", m.name)
 	case !m.backed(ptr, n):
 		return nil, fmt.Errorf("sim: not all of [%#x, %#x+%#x) is memory of machine %s; map it, or ask for less", ptr, ptr, n, m.name)
 	}
-	for r := range m.backing.over(ptr, ptr+n) {
+	for r := range m.backing.overlapping(ptr, ptr+n) {
 		if r.v.mem != nil && r.v.mem.team != nil {
 			return nil, fmt.Errorf("sim: [%#x, %#x) are multicast addresses, which have no bytes of their own: take those of a device's memory", r.lo, r.hi)
 		}

@@ -24,7 +24,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 		return -1, driver.InvalidValue
 	}
 	var pins []*memory
-	for r := range m.backing.over(lo, hi) {
+	for r := range m.backing.overlapping(lo, hi) {
 		if r.v.mem == nil || r.v.mem.team != nil || len(pins) > 0 && r.v.mem.prop != pins[0].prop {
 			return -1, driver.InvalidValue // not the driver's, or not all of one kind
 		}

@@ -326,7 +326,7 @@ func TestExportFailsCleanlyWithoutTheFolder(t *testing.T) {
 	r := start(t, small(folder, 8))
 	require.NoError(t, os.RemoveAll(folder))
 	h := r.create(chunk, on(0, driver.HandlePosixFD))
-	p := r.view(h)
+	p := r.mapHandle(h)
 	require.NoError(t, r.m.Poke(cuda.Ptr(p), pattern(chunk)))
 	before := openDescriptors(t)
 	_, res := r.MemExportToShareableHandle(h, driver.HandlePosixFD)
@@ -527,7 +527,7 @@ func TestAnotherUserMayTakePart(t *testing.T) {
 	r.ok(res)
 	require.NoError(t, unix.Close(fd))
 	child.Kill()
-	require.Equal(t, pattern(chunk), r.bytes(r.view(h), chunk))
+	require.Equal(t, pattern(chunk), r.bytes(r.mapHandle(h), chunk))
 	r.ok(r.MemRelease(h))
 
 	require.NoError(t, os.Chmod(folder, 0o700))
@@ -565,7 +565,7 @@ func TestMemoryInASocketIsTaken(t *testing.T) {
 	h, res := r.MemImportFromShareableHandle(fdHandle(fd), driver.HandlePosixFD)
 	r.ok(res)
 	require.NoError(t, unix.Close(fd))
-	require.Equal(t, pattern(chunk), r.bytes(r.view(h), chunk))
+	require.Equal(t, pattern(chunk), r.bytes(r.mapHandle(h), chunk))
 	r.ok(r.MemRelease(h))
 }
 
@@ -675,7 +675,7 @@ func TestAFullFileSystemFailsAnExport(t *testing.T) {
 		h, res := r.MemCreate(chunk, on(0, driver.HandlePosixFD))
 		r.ok(res)
 		t.Cleanup(func() { r.ok(r.MemRelease(h)) })
-		all = append(all, r.view(h))
+		all = append(all, r.mapHandle(h))
 		s, res := r.MemExportToShareableHandle(h, driver.HandlePosixFD)
 		if res != driver.Success {
 			r.is(driver.OperatingSystem, res)

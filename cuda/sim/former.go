@@ -23,7 +23,7 @@ func (m *Machine) remember(s span) {
 
 // forget keeps the parts of former mappings that lie outside of s.
 func (m *Machine) forget(s span) {
-	for _, f := range slices.Collect(m.former.over(s.lo, s.hi)) {
+	for _, f := range slices.Collect(m.former.overlapping(s.lo, s.hi)) {
 		m.former.remove(f.lo)
 		m.former.insert(f.lo, s.lo, f.v)
 		m.former.insert(s.hi, f.hi, f.v)
@@ -37,7 +37,7 @@ func (r *backing) replaces(at site, call driver.Call, part span) string {
 	if r.kind != KindMapping || r.object.order < at.submitted || call == driver.CallLaunchKernel {
 		return ""
 	}
-	for f := range r.m.former.over(part.lo, part.hi) {
+	for f := range r.m.former.overlapping(part.lo, part.hi) {
 		if f.v.unmapped > at.submitted {
 			return fmt.Sprintf("the mapping [%#x, %#x) was unmapped after this work was submitted, and what is mapped there now came later: unmap memory once the work on it is done",
 				f.v.lo, f.v.hi)

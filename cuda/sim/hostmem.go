@@ -64,7 +64,7 @@ func (m *Machine) pinnedBytes(n, size uint64) ([]byte, *piece, error) {
 		b, err := osmem.Alloc(n)
 		return b, nil, err
 	}
-	in, err := m.pinnedSlabs.take(size)
+	in, err := m.pinnedSlabs.acquire(size)
 	if err != nil {
 		return nil, nil, err
 	}

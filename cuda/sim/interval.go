@@ -28,7 +28,7 @@ func (s *intervals[V]) insert(lo, hi uint64, v V) bool {
 	if lo >= hi {
 		return false
 	}
-	for range s.over(lo, hi) {
+	for range s.overlapping(lo, hi) {
 		return false
 	}
 	// A full-period generator: every state comes once.
@@ -74,9 +74,9 @@ func (s *intervals[V]) find(x uint64) (interval[V], bool) {
 	return interval[V]{}, false
 }
 
-// over walks the intervals that share a number with [lo, hi), in order. The
+// overlapping walks the intervals that share a number with [lo, hi), in order. The
 // set must not change during the walk.
-func (s *intervals[V]) over(lo, hi uint64) iter.Seq[interval[V]] {
+func (s *intervals[V]) overlapping(lo, hi uint64) iter.Seq[interval[V]] {
 	return func(yield func(interval[V]) bool) {
 		if lo < hi {
 			walk(s.root, lo, hi, yield)
@@ -85,7 +85,7 @@ func (s *intervals[V]) over(lo, hi uint64) iter.Seq[interval[V]] {
 }
 
 // all walks every interval, in order.
-func (s *intervals[V]) all() iter.Seq[interval[V]] { return s.over(0, ^uint64(0)) }
+func (s *intervals[V]) all() iter.Seq[interval[V]] { return s.overlapping(0, ^uint64(0)) }
 
 func walk[V any](t *treap[V], lo, hi uint64, yield func(interval[V]) bool) bool {
 	if t == nil {

@@ -51,8 +51,8 @@ func TestIntervalsMatchAList(t *testing.T) {
 					}
 				}
 				slices.SortFunc(want, func(a, b interval[int]) int { return int(a.lo) - int(b.lo) })
-				require.Equal(t, want, slices.Collect(s.over(lo, hi)))
-				for first := range s.over(lo, hi) { // a walk can be left
+				require.Equal(t, want, slices.Collect(s.overlapping(lo, hi)))
+				for first := range s.overlapping(lo, hi) { // a walk can be left
 					require.Equal(t, want[0], first)
 					break
 				}

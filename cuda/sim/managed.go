@@ -75,7 +75,7 @@ func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Resu
 	if size >= addressAlign {
 		align = addressAlign
 	}
-	p, ok := r.m.takeAddresses(size, align, 0)
+	p, ok := r.m.acquireAddresses(size, align, 0)
 	if !ok {
 		mem.drop()
 		return driver.OutOfMemory
@@ -100,7 +100,7 @@ func (r *backing) obtainPiece(n, size uint64, prop driver.AllocationProp) driver
 	if !m.charge(m.managed, size) {
 		return driver.OutOfMemory
 	}
-	in, err := m.managedSlabs.take(size)
+	in, err := m.managedSlabs.acquire(size)
 	if err != nil {
 		m.managed.give(size)
 		m.note("managed memory: %v", err)

@@ -107,7 +107,7 @@ func clusterWords(f Fabric) [2]uint64 { return *(*[2]uint64)(unsafe.Pointer(&f.C
 
 // newTeam gives an object its team.
 func (m *Machine) newTeam(mem *memory, state *teamState) {
-	mem.team = &team{m: m, mem: mem, state: state, views: map[uint64]*osmem.Shared{}}
+	mem.team = &team{m: m, mem: mem, state: state, files: map[uint64]*osmem.Shared{}}
 	m.teams[mem.team] = struct{}{}
 }
 
@@ -219,7 +219,7 @@ func (a *api) bind(call driver.Call, mc driver.MemHandle, d *driver.Device, mcOf
 		return r
 	}
 	t.forget()
-	if !t.takeSlot() {
+	if !t.acquireSlot() {
 		return driver.OutOfMemory
 	}
 	number, err := t.numberOf(b.mem)

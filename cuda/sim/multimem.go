@@ -182,7 +182,7 @@ func (m *Machine) lanes(at site, p, n uint64, unit int, need driver.AccessFlags)
 	}
 	t := r.v.mem.team
 	if t.busy == 0 {
-		t.closeViews(func(memory uint64) bool { return !t.isBound(memory) })
+		t.closeFiles(func(memory uint64) bool { return !t.isBound(memory) })
 	}
 	var lanes []lane
 	var held []*memory

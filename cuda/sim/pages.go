@@ -83,8 +83,8 @@ func (p *pages) merge(lo, hi int) {
 	p.runs = slices.Delete(p.runs, last+1, hi)
 }
 
-// look calls f for the parts of runs in s.
-func (p *pages) look(s span, f func(s span, pg page)) {
+// visit calls f for the parts of runs in s.
+func (p *pages) visit(s span, f func(s span, pg page)) {
 	for i := p.find(s.lo); i < len(p.runs) && p.runs[i].lo < s.hi; i++ {
 		r := p.runs[i]
 		f(span{max(r.lo, s.lo), min(r.hi, s.hi)}, r.page)
@@ -94,7 +94,7 @@ func (p *pages) look(s span, f func(s span, pg page)) {
 // same is what is the same of all pages in s, or false.
 func same[T comparable](p *pages, s span, of func(page) T) (v T, ok bool) {
 	first, differ := true, false
-	p.look(s, func(_ span, pg page) {
+	p.visit(s, func(_ span, pg page) {
 		got := of(pg)
 		if first {
 			v, first = got, false

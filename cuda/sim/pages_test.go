@@ -53,7 +53,7 @@ func TestPagesAgainstAModel(t *testing.T) {
 					require.Equal(t, model[s.lo].at, at)
 				}
 				var looked uint64
-				p.look(s, func(s span, pg page) { looked += s.size(); require.Equal(t, model[s.lo], pg) })
+				p.visit(s, func(s span, pg page) { looked += s.size(); require.Equal(t, model[s.lo], pg) })
 				require.Equal(t, s.size(), looked)
 			},
 		})

@@ -39,17 +39,17 @@ func wholePages(n uint64) uint64 { return n / host.PageSize() * host.PageSize() 
 // free.
 func (m *Machine) charge(p *pool, n uint64) bool {
 	m.settle(all)
-	if p.take(n) {
+	if p.acquire(n) {
 		return true
 	}
-	m.makeRoom(p, n-min(n, p.left()))
-	return p.take(n)
+	m.makeRoom(p, n-min(n, p.remaining()))
+	return p.acquire(n)
 }
 
-// take counts n bytes as taken, if so many are free.
-func (p *pool) take(n uint64) bool {
+// acquire counts n bytes as used, if so many are free.
+func (p *pool) acquire(n uint64) bool {
 	if p.books != nil {
-		return p.books.Take(p.index, n)
+		return p.books.Acquire(p.index, n)
 	}
 	if n > p.limit-p.used {
 		return false
@@ -58,28 +58,28 @@ func (p *pool) take(n uint64) bool {
 	return true
 }
 
-// give undoes take.
+// give undoes acquire.
 func (p *pool) give(n uint64) {
 	if p.books != nil {
-		p.books.Give(p.index, n)
+		p.books.Release(p.index, n)
 		return
 	}
 	p.used -= n
 }
 
-// left returns how many bytes are free. On a machine that processes share, others may
-// take some at any time.
-func (p *pool) left() uint64 {
+// remaining returns how many bytes are free. On a machine that processes share, another one may
+// acquire some at any time.
+func (p *pool) remaining() uint64 {
 	if p.books != nil {
 		return p.books.Free(p.index)
 	}
 	return p.limit - p.used
 }
 
-// available is left, after reclaiming memory that no process holds any more.
+// available is what remains, after reclaiming memory that no process holds any more.
 func (m *Machine) available(p *pool) uint64 {
 	m.settle(all)
-	return p.left()
+	return p.remaining()
 }
 
 // memory is physical memory: pieces of its pool's arena at first, a memory
@@ -126,7 +126,7 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 			p.arena, err = osmem.NewArena(p.limit, p.placeable)
 		}
 		if err == nil {
-			mem.pieces = p.free.takeSome(size)
+			mem.pieces = p.free.acquirePieces(size)
 		}
 	}
 	if err != nil {
@@ -239,13 +239,13 @@ func (mem *memory) drop() {
 		mem.piece.free()
 		p.give(mem.size)
 	default:
-		p.takeBack(mem.pieces)
+		p.discard(mem.pieces)
 		p.give(mem.size)
 	}
 }
 
-// takeBack makes pieces of the arena free.
-func (p *pool) takeBack(pieces []span) {
+// discard makes pieces of the backing memory free.
+func (p *pool) discard(pieces []span) {
 	for _, piece := range pieces {
 		if err := p.arena.Discard(piece.lo, piece.size()); err != nil {
 			panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
@@ -257,7 +257,7 @@ func (p *pool) takeBack(pieces []span) {
 // unmap closes the memory's file, whatever still refers to it. It is idempotent.
 func (mem *memory) unmap() {
 	if mem.team != nil {
-		mem.team.closeViews(func(uint64) bool { return true })
+		mem.team.closeFiles(func(uint64) bool { return true })
 	}
 	if mem.shared != nil {
 		_ = mem.shared.Close()

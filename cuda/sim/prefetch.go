@@ -262,7 +262,7 @@ func ordinalOrInvalid(l driver.Location) int32 {
 // accessedBy lists the processors that have the advice for all of the pages.
 func (m *Machine) accessedBy(p *pages, s span) (by []int32) {
 	all := ^places(0)
-	p.look(s, func(_ span, pg page) { all &= pg.accessedBy })
+	p.visit(s, func(_ span, pg page) { all &= pg.accessedBy })
 	for where := range all.all(len(m.devices)) {
 		by = append(by, where)
 	}

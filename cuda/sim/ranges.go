@@ -19,7 +19,7 @@ func (r *ranges) put(s span) {
 	if s.lo == s.hi {
 		return
 	}
-	for range r.free.over(s.lo, s.hi) {
+	for range r.free.overlapping(s.lo, s.hi) {
 		panic("sim: a range was given back twice")
 	}
 	r.end = max(r.end, s.hi)
@@ -36,8 +36,8 @@ func (r *ranges) put(s span) {
 	r.free.insert(s.lo, s.hi, struct{}{})
 }
 
-// takeAt takes exactly s, if all of it is free.
-func (r *ranges) takeAt(s span) bool {
+// acquireAt acquires exactly s, if all of it is free.
+func (r *ranges) acquireAt(s span) bool {
 	f, ok := r.free.find(s.lo)
 	if !ok || f.hi < s.hi || s.lo >= s.hi {
 		return false
@@ -48,16 +48,16 @@ func (r *ranges) takeAt(s span) bool {
 	return true
 }
 
-// take takes size numbers in a row, the first a multiple of align (a power of
+// acquire returns size numbers in a row, the first a multiple of align (a power of
 // two), and leaves up to gap numbers behind them for later.
-func (r *ranges) take(size, align, gap uint64) (uint64, bool) {
+func (r *ranges) acquire(size, align, gap uint64) (uint64, bool) {
 	for _, part := range [2]span{{r.cursor, r.end}, {0, r.end}} {
-		for f := range r.free.over(part.lo, part.hi) {
+		for f := range r.free.overlapping(part.lo, part.hi) {
 			lo := (max(f.lo, part.lo) + align - 1) &^ (align - 1)
 			if lo < f.lo || lo > f.hi || f.hi-lo < size {
 				continue
 			}
-			r.takeAt(span{lo, lo + size})
+			r.acquireAt(span{lo, lo + size})
 			r.cursor = lo + size + min(gap, f.hi-lo-size)
 			return lo, true
 		}
@@ -65,9 +65,9 @@ func (r *ranges) take(size, align, gap uint64) (uint64, bool) {
 	return 0, false
 }
 
-// takeSome takes size numbers, in pieces as it finds them. The caller has checked that so
-// many are free.
-func (r *ranges) takeSome(size uint64) []span {
+// acquirePieces acquires size numbers, in pieces as it finds them. The caller has checked that
+// so many are free.
+func (r *ranges) acquirePieces(size uint64) []span {
 	var taken []span
 	for size > 0 {
 		f, ok := r.next()
@@ -75,7 +75,7 @@ func (r *ranges) takeSome(size uint64) []span {
 			panic("sim: more was taken than was free")
 		}
 		s := span{f.lo, f.lo + min(size, f.size())}
-		r.takeAt(s)
+		r.acquireAt(s)
 		r.cursor = s.hi
 		size -= s.size()
 		taken = append(taken, s)
@@ -86,7 +86,7 @@ func (r *ranges) takeSome(size uint64) []span {
 // next is the free range at or after the cursor, round the end.
 func (r *ranges) next() (span, bool) {
 	for _, part := range [2]span{{r.cursor, r.end}, {0, r.end}} {
-		for f := range r.free.over(part.lo, part.hi) {
+		for f := range r.free.overlapping(part.lo, part.hi) {
 			return span{max(f.lo, part.lo), f.hi}, true
 		}
 	}

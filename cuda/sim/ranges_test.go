@@ -42,7 +42,7 @@ func TestRangesMatchFlags(t *testing.T) {
 			"take": func(t *rapid.T) {
 				n := rapid.Uint64Range(1, 16).Draw(t, "n")
 				align := uint64(1) << rapid.IntRange(0, 4).Draw(t, "align")
-				lo, ok := r.take(n, align, rapid.Uint64Range(0, 8).Draw(t, "gap"))
+				lo, ok := r.acquire(n, align, rapid.Uint64Range(0, 8).Draw(t, "gap"))
 				possible := false
 				for x := uint64(0); x < size; x += align {
 					possible = possible || fits(span{x, x + n})
@@ -56,7 +56,7 @@ func TestRangesMatchFlags(t *testing.T) {
 			"take at": func(t *rapid.T) {
 				lo := rapid.Uint64Range(0, size).Draw(t, "lo")
 				s := span{lo, lo + rapid.Uint64Range(0, 16).Draw(t, "n")}
-				ok := r.takeAt(s)
+				ok := r.acquireAt(s)
 				require.Equal(t, fits(s), ok)
 				if ok {
 					hold(t, s)
@@ -65,7 +65,7 @@ func TestRangesMatchFlags(t *testing.T) {
 			"take some": func(t *rapid.T) {
 				n := rapid.Uint64Range(0, free()).Draw(t, "n")
 				var got uint64
-				for _, s := range r.takeSome(n) {
+				for _, s := range r.acquirePieces(n) {
 					got += s.size()
 					hold(t, s)
 				}
@@ -90,12 +90,12 @@ func TestTakingGoesRound(t *testing.T) {
 	var r ranges
 	r.put(span{0, 4})
 	for want := range uint64(4) {
-		got, ok := r.take(1, 1, 0)
+		got, ok := r.acquire(1, 1, 0)
 		require.True(t, ok)
 		require.Equal(t, want, got)
 		r.put(span{got, got + 1})
 	}
-	got, ok := r.take(1, 1, 0)
+	got, ok := r.acquire(1, 1, 0)
 	require.True(t, ok)
 	require.Zero(t, got, "what was used first is used again first")
 }

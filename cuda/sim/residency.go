@@ -114,12 +114,12 @@ func (r *backing) arrange(s span, to func(page) (where int32, copied bool), writ
 	// Room first, since making it moves other pages, perhaps of this range.
 	for {
 		need := map[int32]uint64{}
-		r.managed.pages.look(s, func(s span, pg page) {
+		r.managed.pages.visit(s, func(s span, pg page) {
 			if where, copied := to(pg); where != pg.at && !pg.copies.has(where) || copied && !pg.copies.has(where) {
 				need[where] += s.size()
 			}
 		})
-		short, ok := m.takeAll(need)
+		short, ok := m.acquireAll(need)
 		if ok {
 			break
 		}
@@ -149,12 +149,12 @@ func (r *backing) arrange(s span, to func(page) (where int32, copied bool), writ
 	return ""
 }
 
-// takeAll takes what is needed at each place, or nothing: then it says where not
+// acquireAll acquires what is needed at each place, or nothing: then it says where not
 // enough is free.
-func (m *Machine) takeAll(need map[int32]uint64) (short int32, ok bool) {
+func (m *Machine) acquireAll(need map[int32]uint64) (short int32, ok bool) {
 	var done []int32
 	for where, n := range need {
-		if !m.account(where).take(n) {
+		if !m.account(where).acquire(n) {
 			for _, w := range done {
 				m.account(w).give(need[w])
 			}
@@ -222,7 +222,7 @@ func (m *Machine) pageOut(where int32, need uint64, needs *backing, keep span) (
 	slices.SortStableFunc(ranges, func(a, b *backing) int { return cmp.Compare(a.managed.touched, b.managed.touched) })
 	for _, r := range ranges {
 		var out []span
-		r.managed.pages.look(span{0, ^uint64(0)}, func(s span, pg page) {
+		r.managed.pages.visit(span{0, ^uint64(0)}, func(s span, pg page) {
 			if pg.at != where && !pg.copies.has(where) {
 				return
 			}
@@ -266,7 +266,7 @@ func (m *Machine) pageOutRange(r *backing, where int32, s span) (freed uint64) {
 		case pg.copies.has(driver.DeviceCPU): // the copy becomes the page
 			pg.copies &^= placeBit(driver.DeviceCPU)
 			pg.at = driver.DeviceCPU
-		case !m.host.take(s.size()):
+		case !m.host.acquire(s.size()):
 			return
 		default:
 			pg.at = driver.DeviceCPU
@@ -291,14 +291,14 @@ func (m *Machine) Resident(p cuda.Ptr, n, device int) int {
 		}
 	}
 	if _, ok := m.backing.find(ptr); !ok {
-		m.system.managed.pages.look(span{ptr, ptr + uint64(n)}, count)
+		m.system.managed.pages.visit(span{ptr, ptr + uint64(n)}, count)
 	}
-	for r := range m.backing.over(ptr, ptr+uint64(n)) {
+	for r := range m.backing.overlapping(ptr, ptr+uint64(n)) {
 		if r.v.managed == nil {
 			continue
 		}
 		s := span{max(ptr, r.lo) - r.lo, min(ptr+uint64(n), r.hi) - r.lo}
-		r.v.managed.pages.look(s, count)
+		r.v.managed.pages.visit(s, count)
 	}
 	return int(sum)
 }

@@ -160,7 +160,7 @@ func (m *Machine) share(mem *memory) error {
 			_ = s.Close()
 			return err
 		}
-		mem.pool.takeBack(mem.pieces)
+		mem.pool.discard(mem.pieces)
 		mem.pieces = nil
 	}
 	m.shared[mem.shared.ID()] = mem

@@ -39,8 +39,8 @@ func (r *rig) importFD(f *os.File) (driver.MemHandle, driver.Result) {
 	return r.MemImportFromShareableHandle(fdHandle(int(f.Fd())), driver.HandlePosixFD)
 }
 
-// view maps a handle for device 0 for the length of the test.
-func (r *rig) view(h driver.MemHandle) driver.Ptr {
+// mapHandle maps a handle for device 0 for the length of the test.
+func (r *rig) mapHandle(h driver.MemHandle) driver.Ptr {
 	r.t.Helper()
 	p := r.reserve(chunk)
 	r.ok(r.MemMap(p, chunk, 0, h))
@@ -62,7 +62,7 @@ func TestExportKeepsContentsAndImportSeesThem(t *testing.T) {
 	needLinux(t)
 	r := start(t, Options{})
 	h := r.create(chunk, on(0, driver.HandlePosixFD))
-	p := r.view(h)
+	p := r.mapHandle(h)
 	want := pattern(chunk)
 	clear(want[4096:8192]) // a page that was never written stays so
 	require.NoError(t, r.m.Poke(cuda.Ptr(p), want))
@@ -87,7 +87,7 @@ func TestExportKeepsContentsAndImportSeesThem(t *testing.T) {
 		require.Equal(t, on(0, 0), prop)
 		_, res = in.MemExportToShareableHandle(a, driver.HandlePosixFD)
 		in.is(driver.InvalidValue, res)
-		q := in.view(a)
+		q := in.mapHandle(a)
 		require.Equal(t, want, in.bytes(q, chunk))
 		in.ok(in.MemsetD8Async(in.ctx, q, 0xee, 8, driver.StreamNull))
 		in.ok(in.StreamSynchronize(in.ctx, driver.StreamNull))
@@ -221,7 +221,7 @@ func TestExportWhileWorkIsUnderway(t *testing.T) {
 	s := r.stream(1)
 	for range 20 {
 		h := r.create(chunk, on(0, driver.HandlePosixFD))
-		p := r.view(h)
+		p := r.mapHandle(h)
 		for i := range driver.Ptr(64) {
 			r.ok(r.MemsetD8Async(r.ctx, p+i*chunk/64, byte(i+1), chunk/64, s))
 		}

@@ -41,9 +41,9 @@ type piece struct {
 	bytes []byte
 }
 
-func (h *shelf) take(size uint64) (*piece, error) {
+func (h *shelf) acquire(size uint64) (*piece, error) {
 	for _, s := range h.slabs {
-		if p := s.take(size); p != nil {
+		if p := s.acquire(size); p != nil {
 			return p, nil
 		}
 	}
@@ -54,14 +54,14 @@ func (h *shelf) take(size uint64) (*piece, error) {
 	s := &slab{on: h, bytes: b}
 	s.free.put(span{0, slabSize})
 	h.slabs = append(h.slabs, s)
-	return s.take(size), nil
+	return s.acquire(size), nil
 }
 
-func (s *slab) take(size uint64) *piece {
+func (s *slab) acquire(size uint64) *piece {
 	if size > slabSize-s.used {
 		return nil
 	}
-	off, ok := s.free.take(size, host.PageSize(), 0)
+	off, ok := s.free.acquire(size, host.PageSize(), 0)
 	if !ok {
 		return nil
 	}
@@ -107,7 +107,7 @@ func (m *Machine) newShelves() {
 	m.managedSlabs = shelf{
 		reuse: m.options.ReuseAddresses,
 		make: func() ([]byte, error) {
-			p, ok := m.takeAddresses(slabSize, addressAlign, 0)
+			p, ok := m.acquireAddresses(slabSize, addressAlign, 0)
 			if ok && !space.reaches(p) {
 				m.giveAddresses(span{p, p + slabSize})
 				ok = false

@@ -29,9 +29,9 @@ func newMappingHog() (*mappingHog, error) {
 	return &mappingHog{all: all}, err
 }
 
-// take takes what mappings are left. No page is of the kind of the one before: a mapping
+// acquire uses up the mappings that remain. No page is of the kind of the one before: a mapping
 // for each.
-func (h *mappingHog) take() error {
+func (h *mappingHog) acquire() error {
 	page := os.Getpagesize()
 	kinds := [2]int{unix.PROT_READ, unix.PROT_READ | unix.PROT_WRITE}
 	for unix.Mprotect(h.all[h.next:h.next+page], kinds[h.next/page%2]) == nil {
@@ -46,7 +46,7 @@ func (h *mappingHog) take() error {
 // mapping back at any moment: taken again until the call finds none.
 func (h *mappingHog) exhausted(call, undo func() driver.Result) (driver.Result, error) {
 	for range 1000 {
-		if err := h.take(); err != nil {
+		if err := h.acquire(); err != nil {
 			return 0, err
 		}
 		if r := call(); r != driver.Success {
@@ -167,7 +167,7 @@ func init() {
 			if free >= len(all) {
 				return errors.New("the system took everything back")
 			}
-			if err := hog.take(); err != nil {
+			if err := hog.acquire(); err != nil {
 				return err
 			}
 			if r := d.MemFreeHost(ctx, all[free]); r != driver.Success {
@@ -210,9 +210,9 @@ func TestPieces(t *testing.T) {
 		make: func() ([]byte, error) { return osmem.Alloc(slabSize) },
 		drop: func(b []byte) error { dropped++; return osmem.Free(b) },
 	}
-	a, err := h.take(slabPiece)
+	a, err := h.acquire(slabPiece)
 	require.NoError(t, err)
-	b, err := h.take(slabPiece)
+	b, err := h.acquire(slabPiece)
 	require.NoError(t, err)
 	require.Same(t, a.of, b.of)
 	a.bytes[0] = 1
@@ -221,6 +221,6 @@ func TestPieces(t *testing.T) {
 	require.Equal(t, 1, dropped, "with its last piece")
 	require.Panics(t, b.free, "twice")
 	h.make = func() ([]byte, error) { return nil, errors.New("none") }
-	_, err = h.take(slabPiece)
+	_, err = h.acquire(slabPiece)
 	require.EqualError(t, err, "none")
 }

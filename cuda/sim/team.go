@@ -33,9 +33,9 @@ type team struct {
 	mem   *memory // the object as handles and mappings know it
 	state *teamState
 	slot  bool // taken for this process, not for the object
-	// views are the replicas that lie in memory files, by their numbers.
-	views map[uint64]*osmem.Shared
-	busy  int // accesses in progress, which need the views
+	// files are the replicas that lie in memory files, by their numbers.
+	files map[uint64]*osmem.Shared
+	busy  int // accesses in progress, which need the files
 }
 
 type teamState struct {
@@ -111,16 +111,16 @@ func (t *team) await() driver.Result {
 	return driver.Success
 }
 
-// takeSlot takes one of the switches' slots for the object, once.
-func (t *team) takeSlot() bool {
+// acquireSlot acquires one of the switches' slots for the object, once.
+func (t *team) acquireSlot() bool {
 	m := t.m
 	switch {
 	case t.across():
-		return m.books.TakeSlot(t.mem.id, multicastSlots)
+		return m.books.AcquireSlot(t.mem.id, multicastSlots)
 	case t.slot:
 		return true
 	case m.books != nil:
-		t.slot = m.books.TakeSlot(0, multicastSlots)
+		t.slot = m.books.AcquireSlot(0, multicastSlots)
 	case m.slots < multicastSlots:
 		m.slots++
 		t.slot = true
@@ -134,19 +134,19 @@ func (t *team) end() {
 	switch {
 	case !t.slot:
 	case m.books != nil:
-		m.books.GiveSlot()
+		m.books.ReleaseSlot()
 	default:
 		m.slots--
 	}
-	t.closeViews(func(uint64) bool { return true })
+	t.closeFiles(func(uint64) bool { return true })
 	delete(m.teams, t)
 }
 
-func (t *team) closeViews(which func(memory uint64) bool) {
-	for id, view := range t.views {
+func (t *team) closeFiles(which func(memory uint64) bool) {
+	for id, file := range t.files {
 		if which(id) {
-			_ = view.Close()
-			delete(t.views, id)
+			_ = file.Close()
+			delete(t.files, id)
 		}
 	}
 }
@@ -281,11 +281,11 @@ func (t *team) replica(device, offset, n uint64) (runs [][]byte, held []*memory,
 			}
 			held = append(held, mem)
 		} else {
-			view := t.view(b.holder.Load(), number)
-			if view == nil || at+part > uint64(len(view.Bytes())) {
+			file := t.replicaFile(b.holder.Load(), number)
+			if file == nil || at+part > uint64(len(file.Bytes())) {
 				return nil, nil, fmt.Sprintf(freed, device, offset)
 			}
-			runs = append(runs, view.Bytes()[at:][:part])
+			runs = append(runs, file.Bytes()[at:][:part])
 		}
 		offset, n = offset+part, n-part
 	}
@@ -302,18 +302,18 @@ func (t *team) boundAt(device, offset uint64) *bind {
 	return nil
 }
 
-// view is a replica in a memory file, nil where it is gone.
-func (t *team) view(holder, number uint64) *osmem.Shared {
+// replicaFile returns the memory file of a replica, or nil if that is gone.
+func (t *team) replicaFile(holder, number uint64) *osmem.Shared {
 	books := t.m.books
 	if !books.Alive(holder) || !books.Exists(number) {
 		return nil
 	}
-	view := t.views[number]
-	if view == nil {
-		view, _ = books.Open(number)
-		if view != nil {
-			t.views[number] = view
+	file := t.files[number]
+	if file == nil {
+		file, _ = books.Open(number)
+		if file != nil {
+			t.files[number] = file
 		}
 	}
-	return view
+	return file
 }

@@ -202,7 +202,7 @@ func (a *api) MemAddressReserve(size, align uint64, hint driver.Ptr) (driver.Ptr
 	case at >= hintLimit || at != 0 && size >= hintLimit-at:
 		return 0, driver.OutOfMemory
 	}
-	p, ok := a.m.takeAddresses(size, max(align, unit), at)
+	p, ok := a.m.acquireAddresses(size, max(align, unit), at)
 	if !ok {
 		return 0, driver.OutOfMemory
 	}
@@ -220,7 +220,7 @@ func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
 	if !ok || r.lo != lo || r.hi-r.lo != size {
 		return driver.InvalidValue
 	}
-	for range m.backing.over(r.lo, r.hi) {
+	for range m.backing.overlapping(r.lo, r.hi) {
 		return driver.InvalidValue
 	}
 	m.finishStuck()
@@ -234,19 +234,19 @@ func (a *api) MemAddressFree(p driver.Ptr, size uint64) driver.Result {
 	return driver.Success
 }
 
-// takeAddresses takes size addresses: at the hint, if they are free there.
-func (m *Machine) takeAddresses(size, align, hint uint64) (uint64, bool) {
-	if hint != 0 && hint&(align-1) == 0 && hint+size > hint && space.takeAt(span{hint, hint + size}) {
+// acquireAddresses returns size addresses: at the hint, if they are free there.
+func (m *Machine) acquireAddresses(size, align, hint uint64) (uint64, bool) {
+	if hint != 0 && hint&(align-1) == 0 && hint+size > hint && space.acquireAt(span{hint, hint + size}) {
 		return hint, true
 	}
 	for i := len(m.freed) - 1; i >= 0; i-- {
 		at := m.freed[i].lo
-		if at&(align-1) == 0 && space.takeAt(span{at, at + size}) {
+		if at&(align-1) == 0 && space.acquireAt(span{at, at + size}) {
 			m.freed = append(m.freed[:i], m.freed[i+1:]...)
 			return at, true
 		}
 	}
-	return space.take(size, align)
+	return space.acquire(size, align)
 }
 
 func (m *Machine) giveAddresses(s span) {
@@ -307,7 +307,7 @@ func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*bac
 		return nil, false
 	}
 	at := lo
-	for r := range m.reserved.over(lo, hi) {
+	for r := range m.reserved.overlapping(lo, hi) {
 		if r.lo > at {
 			return nil, false
 		}
@@ -318,7 +318,7 @@ func (m *Machine) wholeMappings(p driver.Ptr, size uint64, gapless bool) ([]*bac
 	}
 	var whole []*backing
 	at = lo
-	for r := range m.backing.over(lo, hi) {
+	for r := range m.backing.overlapping(lo, hi) {
 		if r.lo < lo || r.hi > hi || gapless && r.lo != at {
 			return nil, false
 		}

@@ -211,7 +211,7 @@ func TestAWordInSharedDeviceMemoryReleasesAWait(t *testing.T) {
 	f := a.export(h)
 	i, res := b.importFD(f)
 	b.ok(res)
-	p, q := a.view(h), b.view(i)
+	p, q := a.mapHandle(h), b.mapHandle(i)
 	s, u := a.stream(driver.StreamNonBlocking), b.stream(driver.StreamNonBlocking)
 	a.ok(a.StreamWaitValue64(a.ctx, s, p+64, 5))
 	time.Sleep(2 * laziness)

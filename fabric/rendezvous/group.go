@@ -145,7 +145,7 @@ func (g *Group) Exchange(ctx context.Context, name string, mine Contribution) ([
 // has ended, and then returns its error. Any other error is the transport's.
 func (g *Group) follow(ctx context.Context, step uint64) error {
 	for g.state.step == step && g.state.end == nil {
-		if err := g.take(ctx); err != nil {
+		if err := g.receive(ctx); err != nil {
 			return err
 		}
 	}
@@ -155,8 +155,8 @@ func (g *Group) follow(ctx context.Context, step uint64) error {
 	return g.finish(g.verdict(nil))
 }
 
-// take takes one event.
-func (g *Group) take(ctx context.Context) error {
+// receive applies the next event of the transport.
+func (g *Group) receive(ctx context.Context) error {
 	e, err := g.transport.Next(ctx)
 	if err != nil {
 		return err
@@ -213,7 +213,7 @@ func (g *Group) withdraw(e Event, mine error) error {
 	defer cancel()
 	e.Reason = wire.Clip(e.Reason, MaxReason) // as it travels: all ranks return the same
 	if g.transport.Fail(ctx, e) != nil {
-		ctx = over // earlier events are still queued, and may explain the failure
+		ctx = ended // earlier events are still queued, and may explain the failure
 	}
 	switch err := g.follow(ctx, e.Step.Number); {
 	case err == nil:
@@ -308,7 +308,7 @@ func (g *Group) failAt(name string, met error) error {
 	g.asked = name
 	ctx, cancel := context.WithTimeout(context.Background(), min(g.lag, g.timeout))
 	defer cancel()
-	for g.state.end == nil && len(g.state.lost()) == 0 && g.take(ctx) == nil {
+	for g.state.end == nil && len(g.state.lost()) == 0 && g.receive(ctx) == nil {
 		continue
 	}
 	err := g.giveUp(name, met)

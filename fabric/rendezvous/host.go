@@ -299,7 +299,7 @@ func (t *hostTransport) forget() {
 func (m *member) send() {
 	defer close(m.sent)
 	for {
-		e, err := m.out.take(context.Background())
+		e, err := m.out.pop(context.Background())
 		if err != nil {
 			return
 		}
@@ -329,7 +329,7 @@ func (t *hostTransport) Fail(_ context.Context, e Event) error {
 	return nil
 }
 
-func (t *hostTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
+func (t *hostTransport) Next(ctx context.Context) (Event, error) { return t.queue.pop(ctx) }
 
 func (t *hostTransport) Close(*Event) (err error) {
 	t.once.Do(func() {
@@ -346,16 +346,16 @@ func (t *hostTransport) Close(*Event) (err error) {
 			t.work.Go(func() { _ = c.Close() })
 		}
 		// Earlier events still reach the members that read.
-		patience := time.NewTimer(farewell)
-		defer patience.Stop()
+		timeout := time.NewTimer(farewell)
+		defer timeout.Stop()
 		for _, m := range members {
 			m.out.finish()
 		}
 		for _, m := range members {
 			select {
 			case <-m.sent:
-			case <-patience.C:
-				patience.Reset(0)
+			case <-timeout.C:
+				timeout.Reset(0)
 			}
 			t.work.Go(func() { _ = m.conn.Close() })
 		}

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience guards against ranks that wait for each other for ever.
-const patience = 2 * time.Minute
+// testTimeout guards against ranks that wait for each other for ever.
+const testTimeout = 2 * time.Minute
 
 // outcome is the result of a rank's last step, as its process reports it.
 type outcome struct {
@@ -96,9 +96,9 @@ func TestKilledRanks(t *testing.T) {
 		const size = 4
 		random := rand.New(rand.NewPCG(uint64(round), 1))
 		victim := 1 + random.IntN(size-1)
-		host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", size, Options{Timeout: patience})
+		host, path, err := Host(filepath.Join(t.TempDir(), "private"), "", size, Options{Timeout: testTimeout})
 		require.NoError(t, err)
-		children := members(t, path, size, patience)
+		children := members(t, path, size, testTimeout)
 		mine := steps(host, func() { time.AfterFunc(time.Duration(random.IntN(10_000))*time.Microsecond, children[victim].Kill) })
 		check := func(r int, o outcome) {
 			o.names(t, victim)
@@ -162,7 +162,7 @@ func TestAKilledHost(t *testing.T) {
 		host.Recv(&path)
 		done := make(chan outcome, size)
 		for r := 1; r < size; r++ {
-			g, err := Join(t.Context(), path, r, size, Options{Timeout: patience})
+			g, err := Join(t.Context(), path, r, size, Options{Timeout: testTimeout})
 			require.NoError(t, err)
 			go func() { done <- steps(g, nil) }()
 		}
@@ -180,7 +180,7 @@ func TestAKilledHost(t *testing.T) {
 func init() {
 	reexec.Register("host", func(c *reexec.Child) error {
 		size, _ := strconv.Atoi(c.Args[1])
-		g, path, err := Host(c.Args[0], "", size, Options{Timeout: patience})
+		g, path, err := Host(c.Args[0], "", size, Options{Timeout: testTimeout})
 		if err != nil {
 			return err
 		}

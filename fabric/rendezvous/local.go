@@ -84,7 +84,7 @@ func (t *localTransport) Post(_ context.Context, s Step, c Contribution) error {
 
 func (t *localTransport) Fail(_ context.Context, e Event) error { return t.tell(e) }
 
-func (t *localTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
+func (t *localTransport) Next(ctx context.Context) (Event, error) { return t.queue.pop(ctx) }
 
 func (t *localTransport) Close(*Event) (err error) {
 	t.once.Do(func() {

@@ -44,8 +44,8 @@ func (q *queue) wake() {
 	}
 }
 
-// take waits for the next event.
-func (q *queue) take(ctx context.Context) (Event, error) {
+// pop waits for the next event, and returns it.
+func (q *queue) pop(ctx context.Context) (Event, error) {
 	for {
 		q.mu.Lock()
 		switch {

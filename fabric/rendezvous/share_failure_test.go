@@ -41,7 +41,7 @@ func TestEveryFailureOfShare(t *testing.T) {
 // fails, counted from 1, and every call undo of every rank. It returns how many calls the
 // rank made.
 func failingShare(t *testing.T, rank, k int, undo string) int {
-	groups, err := InProcess(3, Options{Timeout: patience})
+	groups, err := InProcess(3, Options{Timeout: testTimeout})
 	require.NoError(t, err)
 	folder := t.TempDir()
 	var machines [3]*sim.Machine

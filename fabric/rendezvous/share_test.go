@@ -146,7 +146,7 @@ func TestShare(t *testing.T) {
 // A rank without memory still imports that of the others; one that cannot
 // import ends the group for all, with its number, and nothing is kept.
 func TestShareThatFails(t *testing.T) {
-	each(t, 3, Options{Timeout: patience}, func(t *testing.T, groups []*Group) {
+	each(t, 3, Options{Timeout: testTimeout}, func(t *testing.T, groups []*Group) {
 		folder := t.TempDir()
 		devices, machines := make([]*cuda.Device, 3), make([]*sim.Machine, 3)
 		buffers := make([]*vmm.Buffer, 3)
@@ -223,7 +223,7 @@ func TestShareByAnotherType(t *testing.T) {
 // If the driver does not release memory that a rank shared and has closed meanwhile, the
 // group has shared all the same, and Drain retries the release.
 func TestShareOfMemoryThatIsNotReleased(t *testing.T) {
-	groups, err := InProcess(2, Options{Timeout: patience})
+	groups, err := InProcess(2, Options{Timeout: testTimeout})
 	require.NoError(t, err)
 	folder := t.TempDir()
 	m, d := seat(t, folder, place)
@@ -267,7 +267,7 @@ func TestShareOfMemoryThatIsNotReleased(t *testing.T) {
 // sharing shares memory again and again until a step fails, by fabric and by
 // descriptor in turn. It calls running when both have been done.
 func sharing(g *Group, folder string, running func() error) (o outcome) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	m, err := sim.New(sim.Options{Folder: folder, Fabric: place, Devices: []sim.DeviceOptions{{Memory: 64 << 20, Granularity: 64 << 10}}})
 	if err != nil {
@@ -305,10 +305,10 @@ func init() {
 	reexec.Register("sharer", func(c *reexec.Child) (err error) {
 		var g *Group
 		if rank, _ := strconv.Atoi(c.Args[1]); rank > 0 {
-			g, err = Join(context.Background(), c.Args[0], rank, sharers, Options{Timeout: patience})
+			g, err = Join(context.Background(), c.Args[0], rank, sharers, Options{Timeout: testTimeout})
 		} else {
 			var path string
-			if g, path, err = Host(c.Args[0], "", sharers, Options{Timeout: patience}); err == nil {
+			if g, path, err = Host(c.Args[0], "", sharers, Options{Timeout: testTimeout}); err == nil {
 				err = c.Send(path)
 			}
 		}
@@ -356,6 +356,6 @@ func TestKilledSharers(t *testing.T) {
 			used, err := sim.Inspect(folder)
 			require.NoError(t, err)
 			return len(used.Processes) == 0 && len(used.Exported) == 0 && used.Devices[0].Taken == 0 && used.HostTaken == 0
-		}, patience, time.Millisecond, "round %d: something is left", round)
+		}, testTimeout, time.Millisecond, "round %d: something is left", round)
 	}
 }

@@ -142,7 +142,7 @@ func (t *memberTransport) send(ctx context.Context, e Event) error {
 	return &Error{Step: e.Step, Ranks: []int{0}, kind: peer.ErrGone, Reason: deaf + ": " + err.Error(), cause: err}
 }
 
-func (t *memberTransport) Next(ctx context.Context) (Event, error) { return t.queue.take(ctx) }
+func (t *memberTransport) Next(ctx context.Context) (Event, error) { return t.queue.pop(ctx) }
 
 func (t *memberTransport) Close(*Event) (err error) {
 	t.once.Do(func() {

@@ -158,8 +158,8 @@ func (s *state) absent(but int) (all []int) {
 	return all
 }
 
-// over is a context that has ended.
-var over = func() context.Context {
+// ended is a context that has ended.
+var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx

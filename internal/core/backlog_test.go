@@ -55,7 +55,7 @@ func pend(t testing.TB, s *core.System, n int, streams []*core.Stream, torn func
 	}
 }
 
-// A look asks a stream that stands still once, however many objects wait for it.
+// A poll queries a stream that stands still once, however many objects wait for it.
 func TestALookCostsWhatThereIsOfStreams(t *testing.T) {
 	m, s, all := held(t, 3)
 	var torn atomic.Int64
@@ -69,7 +69,7 @@ func TestALookCostsWhatThereIsOfStreams(t *testing.T) {
 	for range 100 {
 		s.PollReclaim()
 	}
-	require.LessOrEqual(t, m.Count("cuEventQuery")-before, 100*3+3*100, "the reclaimer's own goroutine may look meanwhile")
+	require.LessOrEqual(t, m.Count("cuEventQuery")-before, 100*3+3*100, "the reclaimer's own goroutine may poll meanwhile")
 	for i, st := range all {
 		m.Release(uintptr(st.Handle))
 		if i == 0 {
@@ -82,7 +82,7 @@ func TestALookCostsWhatThereIsOfStreams(t *testing.T) {
 }
 
 // An object is torn down when its own marks have passed, whatever stands before or
-// behind it in line: here marks reach the reclaimer in another order than that in
+// behind it in the queue: here marks reach the reclaimer in another order than that in
 // which they were made.
 func TestMarksInAnyOrder(t *testing.T) {
 	m, s, all := held(t, 2)

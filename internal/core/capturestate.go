@@ -81,8 +81,8 @@ func (s *Stream) Uncaptured(op string, submit func() error) error {
 	return submit()
 }
 
-// over says that captures that began up to last are over.
-func (t *captureState) over(last uint64) {
+// ended records that captures up to the one with the number last have ended.
+func (t *captureState) ended(last uint64) {
 	if last != 0 {
 		t.last.CompareAndSwap(last, 0)
 	}

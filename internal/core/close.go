@@ -23,8 +23,8 @@ const settling = 100 * time.Millisecond
 // leftover whose teardown may wait for the GPU has a goroutine of its own, which ends soon if
 // nothing runs.
 func (s *System) Settle() {
-	s.settle(s.left.newRound())
-	for end := time.Now().Add(settling); s.left.count.Load() > 0 && s.PendingReclaims() > 0 && time.Now().Before(end); {
+	s.settle(s.leftovers.newRound())
+	for end := time.Now().Add(settling); s.leftovers.count.Load() > 0 && s.PendingReclaims() > 0 && time.Now().Before(end); {
 		time.Sleep(shortestPause)
 		s.settle(0) // tries none again
 	}
@@ -34,7 +34,7 @@ func (s *System) Settle() {
 // changes nothing, at no moment, and InUse returns the reason. It waits for nothing.
 func (s *System) Retire() bool {
 	return s.Live.IfEmpty(func() bool {
-		if s.PendingReclaims() > 0 || s.left.count.Load() > 0 {
+		if s.PendingReclaims() > 0 || s.leftovers.count.Load() > 0 {
 			return false
 		}
 		s.closed.Store(true)

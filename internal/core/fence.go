@@ -99,7 +99,7 @@ func (s *System) everyStream() (all []*Stream) {
 // addEach marks the streams, and returns those that cannot be marked yet: they
 // capture, or their Close runs and has perhaps not waited. Work that was on a stream
 // before a capture of it is marked once the capture is over.
-func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
+func (f *Fence) addEach(streams []*Stream) (unmarked []*Stream) {
 	return slices.DeleteFunc(streams, func(st *Stream) bool {
 		if st.Gone() || st.Ctx.Lost() != driver.Success {
 			return true // nothing runs there any more
@@ -120,17 +120,17 @@ func (f *Fence) addEach(streams []*Stream) (rest []*Stream) {
 // Passed reports whether all of the work is done. A mark that has passed is released
 // at once, even if others have not: its context may go.
 func (f *Fence) Passed() bool {
-	rest := f.marks[:0]
+	remaining := f.marks[:0]
 	for _, m := range f.marks {
 		if m.Passed() {
 			m.Release()
 		} else {
-			rest = append(rest, m)
+			remaining = append(remaining, m)
 		}
 	}
-	clear(f.marks[len(rest):])
-	f.marks = rest
-	return len(rest) == 0
+	clear(f.marks[len(remaining):])
+	f.marks = remaining
+	return len(remaining) == 0
 }
 
 // Release releases the events without waiting.

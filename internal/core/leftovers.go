@@ -30,7 +30,7 @@ type Leftover struct {
 }
 
 // leftover is an Undo that stopped. It is tried by one goroutine at a time: by the one that
-// made it, and then under the lock of the reclaimer's look.
+// made it, and then under the lock of the reclaimer's poll.
 type leftover struct {
 	on      driver.Device
 	round   uint64 // of the latest try
@@ -61,7 +61,7 @@ func (s *System) Left(what string, bytes int, on driver.Device, err error, back 
 
 // Leftovers returns what operations could not give back, the oldest first.
 func (s *System) Leftovers() (all []Leftover) {
-	l := &s.left
+	l := &s.leftovers
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, o := range l.all {
@@ -100,11 +100,11 @@ func (s *System) giveBack(o *leftover) error {
 			s.note(o, err)
 			return err
 		}
-		s.left.mu.Lock()
+		s.leftovers.mu.Lock()
 		o.parts = o.parts[:n-1]
-		s.left.mu.Unlock()
+		s.leftovers.mu.Unlock()
 	}
-	if s.left.remove(o) {
+	if s.leftovers.remove(o) {
 		s.reclaim.ended.Add(1)
 	}
 	return nil
@@ -124,7 +124,7 @@ func (s *System) giveBackBehind(f *Fence, o *leftover) {
 
 // note puts what failed on the list, or notes that it failed again.
 func (s *System) note(o *leftover, err error) {
-	l := &s.left
+	l := &s.leftovers
 	l.mu.Lock()
 	o.err = err
 	known := slices.Contains(l.all, o)
@@ -172,9 +172,9 @@ func (l *leftovers) remove(o *leftover) bool {
 func (l *leftovers) newRound() uint64 { return l.rounds.Add(1) }
 
 // retry tries each leftover that was not tried in the round or since. The caller holds the
-// reclaimer's look.
+// lock of the reclaimer's poll.
 func (s *System) retry(round uint64) {
-	l := &s.left
+	l := &s.leftovers
 	if l.count.Load() == 0 {
 		return
 	}
@@ -195,9 +195,9 @@ func (s *System) retry(round uint64) {
 // retryLater is what the timer does.
 func (s *System) retryLater() {
 	s.reclaim.polling.Lock()
-	s.retry(s.left.newRound())
+	s.retry(s.leftovers.newRound())
 	s.reclaim.polling.Unlock()
-	l := &s.left
+	l := &s.leftovers
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.timer != nil {
@@ -208,9 +208,9 @@ func (s *System) retryLater() {
 
 // leftoverErrors returns why each leftover is still there.
 func (s *System) leftoverErrors() (all []error) {
-	s.left.mu.Lock()
-	defer s.left.mu.Unlock()
-	for _, o := range s.left.all {
+	s.leftovers.mu.Lock()
+	defer s.leftovers.mu.Unlock()
+	for _, o := range s.leftovers.all {
 		all = append(all, fmt.Errorf("%v is left of an operation that failed, and tried again: %w", o.last(), o.err))
 	}
 	return all

@@ -8,10 +8,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// Lack is what an allocation that failed asked of a device's memory. The zero value is that
-// of memory elsewhere, and of a device that was not asked how much it has.
+// Lack is what a failed allocation requested of a device's memory. The zero value is for
+// memory elsewhere, and for a device whose memory was not queried.
 type Lack struct {
-	Bytes uint64 // that it was still to get
+	Bytes uint64 // requested, and not granted yet
 	// Free and Total are the device's, as the driver counts them for all processes.
 	Free, Total uint64
 }
@@ -22,19 +22,19 @@ type Occupant interface {
 	BytesOn(driver.Device) uint64
 }
 
-// A context takes some hundred MiB, and the memory that others hold includes contexts of
-// this process, which no one gives back. So much of it is not called missing: mostContexts,
-// or on a small device the share 1/contextShare.
+// A context takes several hundred MiB, and the memory that others hold includes the contexts
+// of this process, which it cannot give back. So much is not counted as held by others:
+// mostContexts, or the share 1/contextShare of a small device.
 const (
 	mostContexts = 1 << 30
 	contextShare = 16
 )
 
-// others says how much of a device others hold, if that is what the allocation lacks: it
-// needs more than is free, and would have it if they gave back what they hold beyond what
-// contexts may take. What they hold is what the driver counts as used, less the System's
-// own memory. That is a lower bound: memory that was imported twice counts as two of the
-// System's, and managed memory, which may lie on any device, wholly so.
+// others says how much of a device others hold, if that is why the allocation failed: it
+// needs more than is free, and would succeed if they gave back what they hold beyond what
+// contexts may take. What they hold is what the driver counts as used, less the System's own
+// memory. That is a lower bound: memory that the System imported twice counts twice, and all
+// of its managed memory counts, though that may lie on any device.
 func (s *System) others(on driver.Device, l Lack) string {
 	if l.Bytes <= l.Free {
 		return ""

@@ -84,7 +84,7 @@ func (s *System) NewShortage(need uint64) *Shortage {
 func (sh *Shortage) Free() (freed, soon, later bool) {
 	s := sh.sys
 	if sh.round == 0 {
-		sh.round = s.left.newRound()
+		sh.round = s.leftovers.newRound()
 	}
 	soon = s.settle(sh.round)
 	later = s.PendingReclaims() > 0
@@ -96,9 +96,9 @@ func (sh *Shortage) Free() (freed, soon, later bool) {
 	return n > 0, soon, later || more
 }
 
-// patience is how often a request looks again for a teardown that another goroutine
-// is about to end, some milliseconds in all, even if it is not to wait for the GPU.
-const patience = 10
+// teardownAttempts is how often a request tries again while another goroutine is about to
+// end a teardown: for a few milliseconds in all, even if it is not to wait for the GPU.
+const teardownAttempts = 10
 
 // Allocate calls try, which allocates size bytes of device memory. Before it gives
 // up for want of memory it does what Shortage.Free does, and repeats that,
@@ -112,7 +112,7 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 		return r
 	}
 	deadline := time.Now().Add(s.Config.AllocationWait)
-	pause, looks := shortestPause, patience
+	pause, attempts := shortestPause, teardownAttempts
 	for {
 		freed, soon, later := sh.Free()
 		if freed {
@@ -125,7 +125,7 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 			if !freed && !soon && !later {
 				return r
 			}
-		} else if looks--; looks < 0 || !freed && !soon {
+		} else if attempts--; attempts < 0 || !freed && !soon {
 			return r
 		}
 		if !freed {
@@ -138,7 +138,7 @@ func (s *System) Allocate(size uint64, try func() driver.Result) driver.Result {
 // FreeMemory frees memory for a caller that bypasses Allocate: what was closed and has
 // passed, and need bytes of the keepers but the caller itself, which may be nil.
 func (s *System) FreeMemory(need uint64, caller *Keeper) (freed uint64) {
-	s.settle(s.left.newRound())
+	s.settle(s.leftovers.newRound())
 	freed, _ = s.trim(need, caller)
 	return freed
 }

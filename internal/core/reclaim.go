@@ -10,32 +10,31 @@ import (
 	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
-// Pauses between two looks of the reclaimer's goroutine: short at first, since
+// Pauses between two polls of the reclaimer's goroutine: short at first, since
 // most work ends soon, longer while nothing happens.
 const (
 	shortestPause = 20 * time.Microsecond
 	longestPause  = 2 * time.Millisecond
-	// longestRest is the pause after a look that took long because of many streams.
-	longestRest = 200 * time.Millisecond
+	// longestPollPause is the pause after a poll that took long because of many streams.
+	longestPollPause = 200 * time.Millisecond
 )
 
-// soonest is how much an operation that acquires memory does for the reclaimer, in
+// acquirerSteps bounds what an operation that acquires memory does for the reclaimer, in
 // driver calls and teardowns, so that pending items do not make the operation slow.
-const soonest = 16
+const acquirerSteps = 16
 
-// everything is no bound on a look.
-const everything = int(^uint(0) >> 1)
+// unlimited is the number of steps of a poll without a bound.
+const unlimited = int(^uint(0) >> 1)
 
 // The reclaimer tears down what was closed while the GPU might still use it:
-// when its fence has passed and no operation runs on it any more. It is worked
-// off by operations that acquire, by Drain, and by one goroutine that exists
-// only while something is pending.
+// when its fence has passed and no operation runs on it any more. Operations that acquire
+// memory poll it, Drain does, and one goroutine that exists only while something is pending.
 type reclaimer struct {
 	sys     *System
 	pending atomic.Int64
-	ended   atomic.Uint64 // how many are not pending any more
+	ended   atomic.Uint64 // how many items were torn down
 
-	polling lock.Mutex[lock.Long] // one looks at a time
+	polling lock.Mutex[lock.Long] // held over a poll
 	backlog backlog
 
 	mu      lock.Mutex[lock.Leaf]
@@ -50,9 +49,9 @@ type reclaim struct {
 	// late: there may be work behind the fence, as of operations that ran when
 	// the object was taken out of use (Fence.AddAllStreams). Once they have ended
 	// everything that is known is fenced again.
-	late bool
-	rest []*Stream // that are to be marked for it yet
-	do   func() error
+	late     bool
+	unmarked []*Stream // whose marks its fence does not have yet
+	do       func() error
 }
 
 // Reclaim tears an object down once the fence has passed and its life is idle; nil
@@ -63,7 +62,7 @@ func (s *System) Reclaim(f *Fence, l *life.Life, do func() error) {
 	r.pending.Add(1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.arrived = append(r.arrived, &reclaim{fence: f, life: l, late: f.all, rest: f.later, do: do})
+	r.arrived = append(r.arrived, &reclaim{fence: f, life: l, late: f.all, unmarked: f.later, do: do})
 	if !r.running {
 		r.running = true
 		go r.run()
@@ -75,7 +74,7 @@ func (s *System) Reclaim(f *Fence, l *life.Life, do func() error) {
 // costs the same few.
 func (s *System) PollReclaim() {
 	if s.reclaim.pending.Load() > 0 {
-		s.reclaim.poll(soonest)
+		s.reclaim.tryPoll(acquirerSteps)
 	}
 }
 
@@ -84,12 +83,12 @@ func (s *System) PollReclaim() {
 // or since. It reports whether a teardown that could begin waits for a lock, and should be
 // tried again.
 func (s *System) settle(round uint64) (again bool) {
-	if s.reclaim.pending.Load() == 0 && s.left.count.Load() == 0 {
+	if s.reclaim.pending.Load() == 0 && s.leftovers.count.Load() == 0 {
 		return false
 	}
 	s.reclaim.polling.Lock() // what has passed is finite work
 	defer s.reclaim.polling.Unlock()
-	_, again = s.reclaim.look(everything)
+	_, again = s.reclaim.pollLocked(unlimited)
 	s.retry(round)
 	return again
 }
@@ -127,7 +126,7 @@ func (s *System) PendingReclaims() int { return int(s.reclaim.pending.Load()) }
 // then says that it did. It tries the leftovers once, and returns the errors of those that
 // remain and, once, of teardowns that failed since the last Drain.
 func (s *System) Drain(ctx context.Context) error {
-	r, round := &s.reclaim, s.left.newRound()
+	r, round := &s.reclaim, s.leftovers.newRound()
 	for tried := false; r.pending.Load() > 0 || !tried; {
 		if err := r.drain(ctx); err != nil {
 			return err
@@ -148,7 +147,7 @@ func (s *System) Drain(ctx context.Context) error {
 func (r *reclaimer) drain(ctx context.Context) error {
 	pause := shortestPause
 	for r.pending.Load() > 0 {
-		if r.poll(everything) {
+		if r.tryPoll(unlimited) {
 			pause = shortestPause
 			continue
 		}
@@ -168,7 +167,7 @@ func (r *reclaimer) run() {
 	pause := shortestPause
 	for {
 		began := time.Now()
-		if r.poll(everything) {
+		if r.tryPoll(unlimited) {
 			pause = shortestPause
 		}
 		r.mu.Lock()
@@ -179,65 +178,66 @@ func (r *reclaimer) run() {
 		}
 		r.mu.Unlock()
 		// However many streams there are to ask, that takes a small part of a core.
-		time.Sleep(max(pause, min(20*time.Since(began), longestRest)))
+		time.Sleep(max(pause, min(20*time.Since(began), longestPollPause)))
 		pause = min(2*pause, longestPause)
 	}
 }
 
-// poll looks, unless another goroutine does, and reports whether it tore anything
+// tryPoll polls, unless another goroutine does, and reports whether it tore anything
 // down.
-func (r *reclaimer) poll(most int) (progress bool) {
+func (r *reclaimer) tryPoll(most int) (progress bool) {
 	if !r.polling.TryLock() {
 		return false
 	}
 	defer r.polling.Unlock()
-	progress, _ = r.look(most)
+	progress, _ = r.pollLocked(most)
 	return progress
 }
 
-// look takes in new items, asks the streams that are waited for, each only about its
-// earliest mark, and tears down what is ready, up to a limit. The caller holds polling.
-func (r *reclaimer) look(most int) (progress, again bool) {
+// pollLocked receives new items, queries the streams that items wait for, each only about
+// its earliest mark, and tears down what is ready, in at most so many steps. The caller holds
+// polling.
+func (r *reclaimer) pollLocked(most int) (progress, again bool) {
 	r.mu.Lock()
 	arrived := r.arrived
 	r.arrived = nil
 	r.mu.Unlock()
-	l := look{r: r, most: most}
+	p := poll{r: r, most: most}
 	for i, it := range arrived {
-		if l.most <= 0 {
+		if p.most <= 0 {
 			r.backlog.others = append(r.backlog.others, arrived[i:]...)
 			break
 		}
-		r.backlog.advance(it, &l)
+		r.backlog.advance(it, &p)
 	}
-	r.backlog.visit(&l)
-	return l.progress, l.again
+	r.backlog.visit(&p)
+	return p.progress, p.again
 }
 
-// look is one look of the reclaimer.
-type look struct {
+// poll is one pass of the reclaimer.
+type poll struct {
 	r               *reclaimer
-	most            int // how much it may still do
+	most            int // how many steps it may still do
 	progress, again bool
 }
 
 // passed reports whether a mark has passed.
-func (l *look) passed(m *Mark) bool {
-	l.most--
+func (p *poll) passed(m *Mark) bool {
+	p.most--
 	return m.Passed()
 }
 
 // tearDown does what an item is for. It returns false if the item is to be tried
 // again.
-func (l *look) tearDown(it *reclaim) bool {
-	l.most--
+func (p *poll) tearDown(it *reclaim) bool {
+	p.most--
 	err := it.do()
 	if errors.Is(err, life.ErrAgain) {
-		l.again = true
+		p.again = true
 		return false
 	}
-	l.progress = true
-	r := l.r
+	p.progress = true
+	r := p.r
 	if err != nil {
 		r.sys.Config.Log.Error("cuvmm: giving back what was closed or clipped failed", "error", err)
 		r.mu.Lock()

@@ -135,7 +135,7 @@ func (s *Stream) Capturing() (bool, driver.Result) {
 		return true, driver.Success
 	}
 	if r == driver.Success && status == driver.CaptureNone {
-		s.capture.over(last)
+		s.capture.ended(last)
 	}
 	return status != driver.CaptureNone, s.Ctx.Observe(r)
 }
@@ -170,7 +170,7 @@ func (s *Stream) Capture() (status driver.CaptureStatus, id uint64, r driver.Res
 		id = 0
 	}
 	if r == driver.Success && status == driver.CaptureNone {
-		s.capture.over(last)
+		s.capture.ended(last)
 	}
 	return status, id, s.Ctx.Observe(r)
 }

@@ -198,7 +198,7 @@ func TestIdleStreamsAreNotAsked(t *testing.T) {
 	require.Empty(t, wait(), "it was waited for")
 	require.NoError(t, st.Look("x", s))
 	st.Release()
-	require.Empty(t, wait(), "a look puts nothing on it")
+	require.Empty(t, wait(), "a query puts nothing on it")
 	m.Hold(uintptr(st.Handle))
 	work(t, st)
 	done := make(chan error, 1)

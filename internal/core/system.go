@@ -62,7 +62,7 @@ type System struct {
 	contexts atomic.Pointer[[]*Context]
 
 	reclaim   reclaimer
-	left      leftovers
+	leftovers leftovers
 	unsettled unsettled
 	keepers   keepers
 	locals    locals

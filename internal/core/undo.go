@@ -29,7 +29,7 @@ const NoDevice driver.Device = -1
 // several steps goes forward: it remembers the steps that succeeded.
 //
 // A teardown runs on any goroutine, and after the first time under the lock of the
-// reclaimer's look, so it takes no lock that is held over an Own or an After, and waits for
+// reclaimer's poll, so it takes no lock that is held over an Own or an After, and waits for
 // nothing: not for the GPU, and not for an operation. If it would have to it returns
 // life.ErrAgain, and is called again soon. Work that may be in flight on what was made is a
 // fence, which After hands to the reclaimer (Behind). A count that the builder held goes with

@@ -40,7 +40,7 @@ func Run(sys *core.System, devices []driver.Device, o Options) Report {
 	r := Report{Channels: channels(sys.Drv, o.Paths)}
 	r.Findings = machine(r.Channels)
 	for _, id := range devices {
-		d := look(sys, id, o.Recent)
+		d := inspect(sys, id, o.Recent)
 		r.Devices = append(r.Devices, d)
 		r.Findings = append(r.Findings, device(d)...)
 		if o.Trial {
@@ -97,16 +97,16 @@ func channels(d driver.Driver, p imex.Paths) imex.Facts {
 
 var errNoUUID = errors.New("the driver does not report the GPU's UUID")
 
-func look(sys *core.System, id driver.Device, late bool) Device {
+func inspect(sys *core.System, id driver.Device, late bool) Device {
 	type key struct{ nvmlOf driver.Device }
 	age := time.Duration(0)
 	if late {
 		age = recent
 	}
-	return sys.Cached(key{id}, age, func() any { return ask(sys, id) }).(Device)
+	return sys.Cached(key{id}, age, func() any { return query(sys, id) }).(Device)
 }
 
-func ask(sys *core.System, id driver.Device) Device {
+func query(sys *core.System, id driver.Device) Device {
 	d := Device{Ordinal: int(id), Attribute: sys.Attribute(id, driver.AttrHandleFabric) > 0, FabricErr: nvml.ErrMissing}
 	uuid, r := sys.Drv.DeviceGetUUID(id)
 	if r != driver.Success {
@@ -115,14 +115,14 @@ func ask(sys *core.System, id driver.Device) Device {
 	}
 	d.UUID = fmt.Sprintf("GPU-%x-%x-%x-%x-%x", uuid[0:4], uuid[4:6], uuid[6:8], uuid[8:10], uuid[10:16])
 	if own, ok := sys.Drv.(nvml.Source); ok {
-		d.Fabric, d.FabricErr = within(patience, question{sys, d.UUID}, func() (nvml.Fabric, error) { return own.NVML().Fabric(d.UUID) })
+		d.Fabric, d.FabricErr = within(nvmlTimeout, question{sys, d.UUID}, func() (nvml.Fabric, error) { return own.NVML().Fabric(d.UUID) })
 	}
 	return d
 }
 
-// patience is how long Run waits for NVML, whose calls have no limit of their own and
+// nvmlTimeout is how long Run waits for NVML, whose calls have no limit of their own and
 // may hang on a faulty GPU.
-var patience = 10 * time.Second
+var nvmlTimeout = 10 * time.Second
 
 var errSilent = errors.New("NVML did not return")
 

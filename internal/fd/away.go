@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// patience far exceeds the time that the close of an ordinary file takes.
-	patience = time.Second
+	// closeTimeout far exceeds the time that the close of an ordinary file takes.
+	closeTimeout = time.Second
 	// mostAway bounds the threads that block in the kernel.
 	mostAway = 64
 )
@@ -25,9 +25,9 @@ var away struct {
 // for it longer than Await does. At most 64 run at a time. The others queue with their
 // descriptors open, so this process's limit of open files bounds the queue.
 func Away(do func()) (done <-chan struct{}) {
-	over := make(chan struct{})
+	ended := make(chan struct{})
 	job := func() {
-		defer close(over)
+		defer close(ended)
 		do()
 	}
 	away.mu.Lock()
@@ -38,7 +38,7 @@ func Away(do func()) (done <-chan struct{}) {
 		away.running++
 		go work(job)
 	}
-	return over
+	return ended
 }
 
 func work(job func()) {
@@ -65,7 +65,7 @@ func Await(all ...<-chan struct{}) {
 		default:
 		}
 		if limit == nil {
-			t := time.NewTimer(patience)
+			t := time.NewTimer(closeTimeout)
 			defer t.Stop()
 			limit = t.C
 		}

@@ -18,8 +18,8 @@ type Ledger struct {
 	folder *osmem.Folder
 	board  *osmem.Board
 	books
-	me   *holder // the own record; nil without a part in the machine
-	left []entry // memories that this holder gave up while others held them
+	me      *holder // the own record; nil without a part in the machine
+	givenUp []entry // memories that this holder gave up while others held them
 }
 
 // Machine is what the first process says of a machine.
@@ -112,7 +112,7 @@ func (l *Ledger) Identity() [2]uint64 { return [2]uint64{l.identity[0].Load(), l
 func (l *Ledger) Join() error {
 	l.lock()
 	defer l.unlock()
-	l.sweep() // what those left that were killed takes room in the system
+	l.sweep() // files of killed processes use memory of the system
 	for i := range l.books.holders {
 		h := &l.books.holders[i]
 		if h.serial.Load() != 0 {
@@ -127,7 +127,7 @@ func (l *Ledger) Join() error {
 		if locked, err := l.asOthers(i); err != nil || !locked {
 			return errors.Join(fmt.Errorf("the folder's file system keeps no locks; take a folder on another"), err)
 		}
-		h.clear() // what a process left that was stopped while it joined
+		h.clear() // a process was stopped while it joined
 		h.pid.Store(uint64(os.Getpid()))
 		l.header.holders.Store(max(l.header.holders.Load(), uint64(i)+1))
 		h.serial.Store(l.serials.Add(1))

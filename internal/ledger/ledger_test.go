@@ -37,7 +37,7 @@ func (l *Ledger) crash() {
 
 // publish makes n pages of a pool shared memory.
 func (l *Ledger) publish(t require.TestingT, pool int, n uint64) (id uint64) {
-	require.True(t, l.Take(pool, n*page))
+	require.True(t, l.Acquire(pool, n*page))
 	id = l.NewID()
 	file, err := l.NewFile(n * page)
 	require.NoError(t, err)
@@ -106,15 +106,15 @@ func TestNumbersOfMemoriesAreNeverUsedTwice(t *testing.T) {
 func TestLimitsAreShared(t *testing.T) {
 	folder := t.TempDir()
 	a, b := join(t, folder), join(t, folder)
-	require.True(t, a.Take(1, 7*page))
-	require.False(t, b.Take(1, 4*page))
-	require.True(t, b.Take(1, 3*page))
+	require.True(t, a.Acquire(1, 7*page))
+	require.False(t, b.Acquire(1, 4*page))
+	require.True(t, b.Acquire(1, 3*page))
 	require.Zero(t, a.Free(1))
 	require.Equal(t, 100*page, a.Free(0))
-	a.Give(1, page)
+	a.Release(1, page)
 	require.Equal(t, page, b.Free(1))
 	a.crash()
-	require.True(t, b.Take(1, 7*page), "what was killed holds nothing")
+	require.True(t, b.Acquire(1, 7*page), "what was killed holds nothing")
 	require.NoError(t, b.Close())
 }
 
@@ -167,10 +167,10 @@ func TestFilesThatWereLeftDoNotPileUp(t *testing.T) {
 		require.True(t, l.Hold(id))
 		l.Drop(id)
 	}
-	require.Len(t, l.left, 1)
+	require.Len(t, l.givenUp, 1)
 	require.NoError(t, unix.Close(fd))
-	require.True(t, l.Take(0, page))
-	require.Empty(t, l.left)
+	require.True(t, l.Acquire(0, page))
+	require.Empty(t, l.givenUp)
 	require.Zero(t, files(t, folder))
 }
 
@@ -185,12 +185,12 @@ func TestEveryPrefixOfAChangeIsSwept(t *testing.T) {
 		"publish: the holder's mark is made": func(t *testing.T, l *Ledger) {
 			l.me.own[0].Store(page)
 			l.header.memories.Store(1)
-			l.me.take(0)
+			l.me.hold(0)
 		},
 		"publish: the record is made, without a file": func(t *testing.T, l *Ledger) {
 			l.me.own[0].Store(page)
 			l.header.memories.Store(1)
-			l.me.take(0)
+			l.me.hold(0)
 			l.books.memories[0].size.Store(page)
 			l.books.memories[0].id.Store(7)
 		},
@@ -204,7 +204,7 @@ func TestEveryPrefixOfAChangeIsSwept(t *testing.T) {
 		},
 		"clear: half of it is done": func(t *testing.T, l *Ledger) {
 			l.publish(t, 0, 1)
-			require.True(t, l.Take(1, page))
+			require.True(t, l.Acquire(1, page))
 			l.me.own[0].Store(0)
 		},
 	} {
@@ -273,14 +273,14 @@ func TestRecordsRunOut(t *testing.T) {
 	for i := range l.books.memories {
 		l.books.memories[i].id.Store(uint64(i) + 1<<60)
 	}
-	require.True(t, l.Take(0, page))
+	require.True(t, l.Acquire(0, page))
 	file, err := l.NewFile(page)
 	require.NoError(t, err)
 	defer file.Close()
 	require.NoError(t, l.Publish(file, l.NewID(), 0, page), "memories without a holder are swept")
 	for i := range l.books.memories {
 		l.books.memories[i].id.Store(uint64(i) + 1<<60)
-		l.me.take(i)
+		l.me.hold(i)
 	}
 	second, err := l.NewFile(page)
 	require.NoError(t, err)
@@ -365,7 +365,7 @@ func TestBooksMatchAModel(t *testing.T) {
 			"take": func(t *rapid.T) {
 				l, n := draw(t), uint64(rapid.IntRange(1, 60).Draw(t, "pages"))
 				fits := taken()+n <= 100
-				require.Equal(t, fits, l.Take(0, n*page))
+				require.Equal(t, fits, l.Acquire(0, n*page))
 				if fits {
 					own[l] += n
 				}
@@ -373,7 +373,7 @@ func TestBooksMatchAModel(t *testing.T) {
 			"give": func(t *rapid.T) {
 				l := draw(t)
 				n := rapid.Uint64Range(0, own[l]).Draw(t, "pages")
-				l.Give(0, n*page)
+				l.Release(0, n*page)
 				own[l] -= n
 			},
 			"publish": func(t *rapid.T) {
@@ -492,20 +492,20 @@ func TestSlotsAreCounted(t *testing.T) {
 	a, b := join(t, folder), join(t, folder)
 	defer b.Close()
 	id := a.publish(t, 0, 1)
-	require.True(t, a.TakeSlot(id, 3))
-	require.True(t, a.TakeSlot(id, 1), "it has one")
-	require.True(t, a.TakeSlot(0, 3))
-	require.True(t, b.TakeSlot(0, 3))
-	require.False(t, b.TakeSlot(0, 3))
-	b.GiveSlot()
-	require.True(t, b.TakeSlot(0, 3))
+	require.True(t, a.AcquireSlot(id, 3))
+	require.True(t, a.AcquireSlot(id, 1), "it has one")
+	require.True(t, a.AcquireSlot(0, 3))
+	require.True(t, b.AcquireSlot(0, 3))
+	require.False(t, b.AcquireSlot(0, 3))
+	b.ReleaseSlot()
+	require.True(t, b.AcquireSlot(0, 3))
 	require.True(t, b.Alive(a.Serial()))
 	require.True(t, b.Exists(id))
 	serial := a.Serial()
 	a.crash()
 	require.False(t, b.Alive(serial))
-	require.True(t, b.TakeSlot(0, 3))
-	require.True(t, b.TakeSlot(0, 3), "those of a process that is gone are free")
-	require.False(t, b.TakeSlot(0, 3))
+	require.True(t, b.AcquireSlot(0, 3))
+	require.True(t, b.AcquireSlot(0, 3), "those of a process that is gone are free")
+	require.False(t, b.AcquireSlot(0, 3))
 	require.False(t, b.Exists(id))
 }

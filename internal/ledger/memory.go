@@ -18,11 +18,11 @@ const aFew = 4
 
 func fileOf(id uint64) string { return fmt.Sprintf("memory-%016x", id) }
 
-// Take counts n bytes of a pool as this holder's own, if so many are free.
-func (l *Ledger) Take(pool int, n uint64) bool {
+// Acquire counts n bytes of a pool as this holder's own, if so many are free.
+func (l *Ledger) Acquire(pool int, n uint64) bool {
 	l.lock()
 	defer l.unlock()
-	l.lookAfterLeft()
+	l.checkGivenUp()
 	if n > l.free(pool) { // more may be free than the books say yet
 		l.sweep()
 		if n > l.free(pool) {
@@ -33,8 +33,8 @@ func (l *Ledger) Take(pool int, n uint64) bool {
 	return true
 }
 
-// Give counts n of this holder's own bytes as free again.
-func (l *Ledger) Give(pool int, n uint64) { l.me.own[pool].Add(-n) }
+// Release counts n of this holder's own bytes as free again.
+func (l *Ledger) Release(pool int, n uint64) { l.me.own[pool].Add(-n) }
 
 // Free is how much of a pool is free, in bytes.
 func (l *Ledger) Free(pool int) uint64 {
@@ -46,10 +46,10 @@ func (l *Ledger) Free(pool int) uint64 {
 
 // free is what the books say. It is exact after sweep.
 func (l *Ledger) free(pool int) uint64 {
-	return l.limits[pool].Load() - min(l.taken(pool), l.limits[pool].Load())
+	return l.limits[pool].Load() - min(l.used(pool), l.limits[pool].Load())
 }
 
-func (l *Ledger) taken(pool int) (n uint64) {
+func (l *Ledger) used(pool int) (n uint64) {
 	for i := range l.usedHolders() {
 		if h := &l.books.holders[i]; h.serial.Load() != 0 {
 			n += h.own[pool].Load()
@@ -85,7 +85,7 @@ func (l *Ledger) Publish(file *osmem.Shared, id uint64, pool int, size uint64) e
 	m.offered.Store(0)
 	m.slot.Store(0)
 	m.pins.Store(0)
-	l.me.take(i)
+	l.me.hold(i)
 	m.id.Store(id)
 	if err := l.folder.Link(file, fileOf(id)); err != nil {
 		l.me.drop(i)
@@ -131,7 +131,7 @@ func (l *Ledger) Hold(id uint64) bool {
 	defer l.unlock()
 	i, ok := l.find(id)
 	if ok {
-		l.me.take(i)
+		l.me.hold(i)
 	}
 	return ok
 }
@@ -158,7 +158,7 @@ func (l *Ledger) Accept(id uint64) bool {
 	for j := range l.usedHolders() {
 		h := &l.books.holders[j]
 		if h.serial.Load() == l.books.memories[i].maker.Load() && h.has(i) {
-			l.me.take(i)
+			l.me.hold(i)
 			return true
 		}
 	}
@@ -169,7 +169,7 @@ func (l *Ledger) Accept(id uint64) bool {
 func (l *Ledger) Drop(id uint64) {
 	l.lock()
 	defer l.unlock()
-	l.lookAfterLeft()
+	l.checkGivenUp()
 	i, ok := l.find(id)
 	if !ok {
 		return
@@ -183,8 +183,8 @@ func (l *Ledger) Drop(id uint64) {
 	case l.heldByHolder(i): // that process will remove it
 	case !l.heldByDescriptor(i, l.pinned()):
 		l.remove(i)
-	case !slices.Contains(l.left, entry{i, id}):
-		l.left = append(l.left, entry{i, id})
+	case !slices.Contains(l.givenUp, entry{i, id}):
+		l.givenUp = append(l.givenUp, entry{i, id})
 	}
 }
 

@@ -51,7 +51,7 @@ type holder struct {
 }
 
 func (h *holder) has(memory int) bool { return h.holds[memory/64].Load()&(1<<(memory%64)) != 0 }
-func (h *holder) take(memory int)     { h.holds[memory/64].Or(1 << (memory % 64)) }
+func (h *holder) hold(memory int)     { h.holds[memory/64].Or(1 << (memory % 64)) }
 func (h *holder) drop(memory int)     { h.holds[memory/64].And(^uint64(1 << (memory % 64))) }
 
 // clear leaves a free record.

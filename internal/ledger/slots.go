@@ -3,9 +3,9 @@ package ledger
 // A machine has a fixed number of slots for some things. One is taken by a
 // memory, and free again when that is gone, or by a holder itself.
 
-// TakeSlot takes one of so many slots, if one is free: for the memory of that
+// AcquireSlot acquires one of so many slots, if one is free: for the memory of that
 // number, or for this holder itself where it is 0. A memory takes one only once.
-func (l *Ledger) TakeSlot(id uint64, limit int) bool {
+func (l *Ledger) AcquireSlot(id uint64, limit int) bool {
 	l.lock()
 	defer l.unlock()
 	i, ok := l.find(id)
@@ -26,8 +26,8 @@ func (l *Ledger) TakeSlot(id uint64, limit int) bool {
 	return true
 }
 
-// GiveSlot gives one back that the holder took for itself.
-func (l *Ledger) GiveSlot() { l.me.slots.Add(^uint64(0)) }
+// ReleaseSlot releases a slot that the holder acquired for itself.
+func (l *Ledger) ReleaseSlot() { l.me.slots.Add(^uint64(0)) }
 
 func (l *Ledger) slots() (n int) {
 	for i := range l.usedHolders() {

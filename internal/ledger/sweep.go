@@ -43,16 +43,16 @@ func (l *Ledger) sweepMemories() {
 	}
 }
 
-// lookAfterLeft checks a few of the memories that this holder gave up, so that files
+// checkGivenUp checks a few of the memories that this holder gave up, so that files
 // without a holder do not pile up until memory runs out.
-func (l *Ledger) lookAfterLeft() {
-	for range min(aFew, len(l.left)) {
-		e := l.left[0]
-		l.left = l.left[1:]
+func (l *Ledger) checkGivenUp() {
+	for range min(aFew, len(l.givenUp)) {
+		e := l.givenUp[0]
+		l.givenUp = l.givenUp[1:]
 		switch {
 		case l.books.memories[e.index].id.Load() != e.id:
 		case l.heldByHolder(e.index) || l.heldByDescriptor(e.index, l.pinned()):
-			l.left = append(l.left, e)
+			l.givenUp = append(l.givenUp, e)
 		default:
 			l.remove(e.index)
 		}

@@ -32,7 +32,7 @@ func (l *Ledger) Usage() Usage {
 	pools := int(min(l.pools.Load(), maxPools))
 	for p := range pools {
 		u.Limits = append(u.Limits, int(l.limits[p].Load()))
-		u.Taken = append(u.Taken, int(l.taken(p)))
+		u.Taken = append(u.Taken, int(l.used(p)))
 	}
 	for i := range l.usedHolders() {
 		h := &l.books.holders[i]

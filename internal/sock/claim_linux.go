@@ -84,7 +84,7 @@ func (id ProcessID) Open() (*Process, error) {
 	p := &Process{os.NewFile(uintptr(n), "process")}
 	// The descriptor names the process that has the number now; its start tells them apart.
 	start, err := Started(int(id.PID))
-	if err == nil && start == id.Start && !over(n) {
+	if err == nil && start == id.Start && !hasEnded(n) {
 		return p, nil
 	}
 	_ = p.Close()

@@ -49,7 +49,7 @@ func (p *Process) Wait(ctx context.Context) error {
 	defer stop()
 	ended := false
 	err = raw.Read(func(n uintptr) bool {
-		ended = over(int(n))
+		ended = hasEnded(int(n))
 		return ended
 	})
 	switch {
@@ -61,8 +61,8 @@ func (p *Process) Wait(ctx context.Context) error {
 	return errors.Join(err, fmt.Errorf("the process's descriptor was closed"))
 }
 
-// over reports whether the process of a descriptor has ended.
-func over(n int) bool {
+// hasEnded reports whether the process of a descriptor has ended.
+func hasEnded(n int) bool {
 	got, err := unix.Poll([]unix.PollFd{{Fd: int32(n), Events: unix.POLLIN}}, 0)
 	return err == nil && got > 0
 }

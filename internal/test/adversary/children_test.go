@@ -68,7 +68,7 @@ func init() {
 
 // followOnce sees whatever "p" shows first.
 func followOnce(path, folder string) (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	sys, err := machine(folder)
 	if err != nil {
@@ -97,7 +97,7 @@ type child struct {
 func startChild(t *testing.T, name string, args ...string) *child {
 	t.Helper()
 	c := &child{t, reexec.Command(t, "adversary: "+name, args...)}
-	c.cmd.Timeout = patience
+	c.cmd.Timeout = testTimeout
 	c.cmd.Start()
 	return c
 }

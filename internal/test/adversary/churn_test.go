@@ -45,7 +45,7 @@ func TestChurn(t *testing.T) {
 	require.Eventually(t, func() bool {
 		now := p.does("stats", 0)
 		return now.Followers == 0 && now.Files <= before.Files && now.Goroutines <= before.Goroutines
-	}, patience, 10*time.Millisecond, "%+v before", before)
+	}, testTimeout, 10*time.Millisecond, "%+v before", before)
 	p.does("announce", 3)
 	p.serves(3)
 	p.ends()
@@ -53,7 +53,7 @@ func TestChurn(t *testing.T) {
 
 // comesAndGoes is one client's visit, and sometimes a rude one after it.
 func comesAndGoes(path string, d *cuda.Device, r *rand.Rand) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	c, err := peer.Dial(ctx, path, peer.Options{})
 	if err != nil {
@@ -104,7 +104,7 @@ func TestFewFiles(t *testing.T) {
 			f.cmd.Wait()
 		}
 		p.does("shrink", 1)
-		require.Eventually(t, func() bool { return p.ask("announce", 2).Err == "" }, patience, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return p.ask("announce", 2).Err == "" }, testTimeout, 10*time.Millisecond)
 		f := startChild(t, "follows once", p.path, folder, "1024")
 		f.progress()
 		f.cmd.Wait()

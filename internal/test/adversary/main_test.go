@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// patience guards against what must not hang.
-const patience = 2 * time.Minute
+// testTimeout guards against what must not hang.
+const testTimeout = 2 * time.Minute
 
 // chunk is the granularity of the machines here.
 const chunk = 64 << 10
@@ -46,7 +46,7 @@ func within(t *testing.T, what string, do func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		require.FailNow(t, what+" hangs")
 		return nil
 	}

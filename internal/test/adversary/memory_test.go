@@ -30,7 +30,7 @@ func init() {
 		if err != nil {
 			return err
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 		defer cancel()
 		d := sys.Devices()[0]
 		b, err := handles.ReceiveBuffer(ctx, conn, d, handles.ImportOptions{})
@@ -155,7 +155,7 @@ func receives(t *testing.T, f int, device cuda.UUID, takes bool) {
 	defer w.close()
 	far := os.NewFile(uintptr(pair[1]), "receiver")
 	c := reexec.Command(t, "adversary: receiver")
-	c.Timeout = patience
+	c.Timeout = testTimeout
 	c.ExtraFiles = []*os.File{far}
 	c.Start()
 	require.NoError(t, far.Close())
@@ -167,7 +167,7 @@ func receives(t *testing.T, f int, device cuda.UUID, takes bool) {
 	require.NoError(t, w.send(offer, append([]byte{1, 0, 0, 0}, text...)))
 	require.NoError(t, w.send(chunks, []byte{1, 0, 0, 0, 0, 0, 0, 0}, f))
 	for {
-		p, err := w.recv(patience)
+		p, err := w.recv(testTimeout)
 		if err != nil {
 			break
 		}

@@ -65,7 +65,7 @@ func TestUnpleasantClients(t *testing.T) {
 				continue
 			}
 			_ = w.send(follow, followBody(1, 0, "p"))
-			if a, err := w.recv(patience); err == nil && a.kind == accepted {
+			if a, err := w.recv(testTimeout); err == nil && a.kind == accepted {
 				_ = w.send(leave, a.body[4:20])
 				a.close()
 			}
@@ -83,7 +83,7 @@ func TestUnpleasantClients(t *testing.T) {
 	require.Eventually(t, func() bool {
 		now = p.does("stats", 0)
 		return now.Followers == 0 && now.Files <= before.Files && now.Goroutines <= before.Goroutines
-	}, patience, 10*time.Millisecond, "%+v before; at last %+v", &before, &now)
+	}, testTimeout, 10*time.Millisecond, "%+v before; at last %+v", &before, &now)
 	p.ends()
 }
 

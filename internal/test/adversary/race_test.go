@@ -77,7 +77,7 @@ func TestEverythingBesideEverything(t *testing.T) {
 	}))
 	require.NoError(t, sys.Close())
 	require.Equal(t, lost, peer.LostFDs())
-	require.Eventually(t, func() bool { return openFiles("self") <= files && peer.OpenFDs() <= open }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return openFiles("self") <= files && peer.OpenFDs() <= open }, testTimeout, time.Millisecond)
 }
 
 // raceServer is the life of one server, with some publications of one array.

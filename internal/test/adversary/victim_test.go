@@ -169,7 +169,7 @@ func (v victim) starts(t *testing.T) *publisher {
 		v.Dir = filepath.Join(t.TempDir(), "private")
 	}
 	p := &publisher{t: t, cmd: reexec.Command(t, "adversary: publisher"), path: filepath.Join(v.Dir, "s")}
-	p.cmd.Timeout = patience
+	p.cmd.Timeout = testTimeout
 	p.cmd.Start()
 	p.cmd.Send(v)
 	var ready reply
@@ -210,7 +210,7 @@ func (p *publisher) ends() {
 
 // follows follows "p" until it shows so many chunks.
 func follows(ctx context.Context, path string, n int) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
 	defer cancel()
 	sys, err := machine("")
 	if err != nil {

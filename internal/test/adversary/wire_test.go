@@ -131,7 +131,7 @@ func (w *wire) greet() error {
 		return err
 	}
 	w.seq = 1
-	p, err := w.recv(patience)
+	p, err := w.recv(testTimeout)
 	if err != nil {
 		return err
 	}
@@ -178,7 +178,7 @@ func (w *wire) recv(limit time.Duration) (p packet, err error) {
 func (w *wire) until(t *testing.T, kind uint16) packet {
 	t.Helper()
 	for {
-		p, err := w.recv(patience)
+		p, err := w.recv(testTimeout)
 		require.NoError(t, err)
 		if p.kind == kind {
 			return p

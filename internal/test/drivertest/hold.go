@@ -10,8 +10,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// patience is how long a call may take that must not wait for running work.
-const patience = time.Minute
+// callTimeout is how long a call may take that must not wait for running work.
+const callTimeout = time.Minute
 
 // glance is how long a call is watched that must wait: long against any driver
 // call that does not.
@@ -56,7 +56,7 @@ type held struct {
 }
 
 // hold runs a kernel on a stream that ends when release is called: at the
-// latest before the case cleans up, or when patience is at an end, so that a
+// latest before the case cleans up, or when callTimeout is at an end, so that a
 // driver that waits where it must not ends in a failing case instead of a
 // hanging one.
 func (t *T) hold(c driver.Context, s driver.Stream) *held {
@@ -71,7 +71,7 @@ func (t *T) hold(c driver.Context, s driver.Stream) *held {
 	word.Store(0)
 	h := &held{release: sync.OnceFunc(func() { word.Store(1) })}
 	t.ok(t.kernelsOf(c).launchHold(t.D, c, s, t.holds.device+driver.Ptr(at)), "launch the kernel that waits")
-	timer := time.AfterFunc(patience, func() {
+	timer := time.AfterFunc(callTimeout, func() {
 		h.overdue.Store(true)
 		h.release()
 	})

@@ -309,9 +309,9 @@ func (t *T) waitValue(s driver.Stream, word *atomic.Uint64, p driver.Ptr, v uint
 	time.Sleep(t.glance())
 	t.returns(driver.NotReady, t.D.StreamQuery(t.ctx, s), "query while the value is not there")
 	write(v)
-	for end := time.Now().Add(patience); t.D.StreamQuery(t.ctx, s) == driver.NotReady; {
+	for end := time.Now().Add(callTimeout); t.D.StreamQuery(t.ctx, s) == driver.NotReady; {
 		if time.Now().After(end) {
-			t.Fatalf("the stream still waits %v after the write", patience)
+			t.Fatalf("the stream still waits %v after the write", callTimeout)
 		}
 		time.Sleep(time.Millisecond)
 	}
