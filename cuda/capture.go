@@ -304,7 +304,7 @@ func (c *capture) upload(op string, s *Stream, dst driver.Ptr, src []byte, g cor
 		return false, nil
 	}
 	on := s.in
-	at, err := c.staged.room(op, &c.sys.pinned, s.ring.home, len(src))
+	at, err := c.staged.reserve(op, &c.sys.pinned, s.ring.home, len(src))
 	if err != nil {
 		return false, err
 	}
@@ -358,8 +358,8 @@ type staged struct {
 	strayed bool
 }
 
-// room is memory for n bytes more, which are not taken yet.
-func (s *staged) room(op string, pool *pinnedPool, ctx *core.Context, n int) (unsafe.Pointer, error) {
+// reserve returns memory for n more bytes, which are not in use yet.
+func (s *staged) reserve(op string, pool *pinnedPool, ctx *core.Context, n int) (unsafe.Pointer, error) {
 	if last := len(s.blocks) - 1; last >= 0 && s.blocks[last].size-s.used >= n {
 		return unsafe.Add(s.blocks[last].mem, s.used), nil
 	}
@@ -371,7 +371,7 @@ func (s *staged) room(op string, pool *pinnedPool, ctx *core.Context, n int) (un
 	return b.mem, nil
 }
 
-// bytes is how much there is.
+// bytes returns the size of all blocks.
 func (s *staged) bytes() (n uint64) {
 	for _, b := range s.blocks {
 		n += uint64(b.size)

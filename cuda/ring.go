@@ -56,7 +56,7 @@ func (r *ring) upload(op string, dst driver.Ptr, src []byte, g core.Guard) (err 
 		}
 	}()
 	for len(src) > 0 {
-		sl, err := r.room(op, len(src))
+		sl, err := r.slotFor(op, len(src))
 		if err != nil {
 			return err
 		}
@@ -128,7 +128,7 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 			p.slot.held = false
 		}
 	}()
-	take := func() error {
+	emptyFirst := func() error {
 		err := r.empty(op, pieces[0])
 		if err == nil {
 			pieces = pieces[1:]
@@ -137,13 +137,13 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 	}
 	for len(dst) > 0 {
 		if len(pieces) == slotCount {
-			if err := take(); err != nil {
+			if err := emptyFirst(); err != nil {
 				return err
 			}
 		}
 		sl, err := r.fresh(op)
 		if err != nil && len(pieces) > 0 { // all slots are this copy's
-			if err := take(); err != nil {
+			if err := emptyFirst(); err != nil {
 				return err
 			}
 			continue
@@ -166,16 +166,16 @@ func (r *ring) download(op string, dst []byte, src driver.Ptr, g core.Guard) err
 		dst, src = dst[n:], src+driver.Ptr(n)
 	}
 	for len(pieces) > 0 {
-		if err := take(); err != nil {
+		if err := emptyFirst(); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// room is the slot that uploads fill now, or the next where it is full or too
-// small for an upload that would fit a whole one.
-func (r *ring) room(op string, n int) (*slot, error) {
+// slotFor returns the slot that uploads fill now, or the next if that is full, or too small for
+// an upload that would fit a whole one.
+func (r *ring) slotFor(op string, n int) (*slot, error) {
 	if len(r.slots) > 0 {
 		sl := r.slots[(r.next+len(r.slots)-1)%len(r.slots)]
 		if left := slotBytes - sl.used; left >= min(n, slotBytes) {
@@ -185,8 +185,8 @@ func (r *ring) room(op string, n int) (*slot, error) {
 	return r.fresh(op)
 }
 
-// fresh is the next slot, empty: one that the stream has passed, a new one, or
-// the oldest after waiting for it.
+// fresh returns the next slot, empty: one that the stream has passed, a new one, or the oldest
+// after waiting for it.
 func (r *ring) fresh(op string) (*slot, error) {
 	if len(r.slots) < slotCount && (len(r.slots) == 0 || !r.passed(r.slots[r.next])) {
 		sl, err := r.add(op)
@@ -221,8 +221,8 @@ func (r *ring) add(op string) (*slot, error) {
 	return sl, nil
 }
 
-// record marks the end of a slot's copies, which were submitted. After an error their end is
-// not known, and the stream counts as unsettled.
+// record marks the end of a slot's submitted copies. After an error their end is unknown, and
+// the stream counts as unsettled.
 func (r *ring) record(op string, sl *slot) error {
 	ctx := r.stream.Ctx
 	recorded := r.sys().Drv.EventRecord(ctx.Handle, sl.event, r.stream.Handle)
