@@ -12,8 +12,8 @@
 // thread; every call switches and restores them.
 //
 // Objects are made by functions and methods. A nil object and a zero value return
-// [ErrInvalidArgument], as an argument and as the receiver of a method. A method that
-// returns no error is not to be called on either.
+// [ErrInvalidArgument], as an argument and as the receiver of a method. Do not
+// call a method that returns no error on either.
 //
 // # Closing
 //

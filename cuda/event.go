@@ -24,7 +24,7 @@ type Event struct {
 	last record
 }
 
-// record is what a Record was: capture names the capture that it went into, 0 if it went
+// record describes a Record: capture names the capture that it went into, 0 if it went
 // into none or the driver did not say.
 type record struct {
 	done, captured bool

@@ -7,9 +7,9 @@ type Leftover struct {
 	What string
 	// Bytes of memory that stay allocated.
 	Bytes int
-	// Device is the ordinal of the device that it lies on, -1 if it lies on none.
+	// Device is the ordinal of its device, or -1 if it has none.
 	Device int
-	// Err is what the driver returned at the latest try.
+	// Err is the driver's error at the latest try.
 	Err error
 }
 

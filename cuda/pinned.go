@@ -133,10 +133,10 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	return bytes, r
 }
 
-// TrimHost releases pinned host memory that is idle to the operating system: what no
-// HostBuffer uses, and what copies of much memory retain for the next ones. It returns how
-// many bytes that were. The driver waits for all running work meanwhile, and stalls
-// launches: call it when nothing is urgent.
+// TrimHost releases idle pinned host memory to the operating system: what no HostBuffer
+// uses, and what large copies retain for the next ones. It returns how many bytes it
+// released. The driver waits for all running work meanwhile, and stalls launches: call it
+// when nothing is urgent.
 func (s *System) TrimHost() int {
 	bytes, _ := s.pinned.trim(s.core)
 	retained, _ := s.core.TrimAttached()

@@ -28,8 +28,8 @@ var (
 // maxDevices bounds a device's ordinal.
 const maxDevices = 1 << 10
 
-// bounded reads JSON, and fails where it goes beyond the limits, before a decoder has made
-// anything of it: an element of three bytes becomes a struct of hundreds.
+// bounded reads JSON and fails where it exceeds the limits, before a decoder allocates for
+// it: an element of three bytes becomes a struct of hundreds.
 type bounded struct {
 	r      io.Reader
 	limits limits
@@ -46,7 +46,7 @@ type bounded struct {
 // maxKey is longer than the names of lists.
 const maxKey = 32
 
-// container is a list or object that has begun.
+// container is a list or object that is still open.
 type container struct {
 	list bool
 	name string
@@ -69,7 +69,7 @@ func (b *bounded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// next takes a byte. What is no JSON is left to the decoder.
+// next reads a byte. The decoder rejects what is not JSON.
 func (b *bounded) next(c byte) {
 	if b.inText {
 		switch {

@@ -156,7 +156,7 @@ type Other struct {
 
 // Pool is a pool with its blocks.
 type Pool struct {
-	// Serial is the pool's number in its process, from 1, and never used again.
+	// Serial numbers the pools of a process from 1; no number is reused.
 	Serial int `json:"serial"`
 	Device int `json:"device"`
 	// Reserved is the pool's physical memory, and Limit the most it may be; 0 is no limit.

@@ -66,7 +66,7 @@ func errLook(op string) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory that a Host function uses", Hint: "let the function return first"})
 }
 
-// begin registers a function, unless another runs on the memory or a Close saw none.
+// begin registers a function, unless another runs on the memory or a Close has begun.
 func (l *accesses) begin(op string, h *handle) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -90,7 +90,7 @@ func (l *accesses) end(m *memory) {
 	delete(l.by, m)
 }
 
-// shut closes the life of a handle, or, without one, of an allocator, unless a function
+// shut closes the life of a handle, or of an allocator if there is none, unless a function
 // uses it.
 func (l *accesses) shut(op string, h *handle, of *life.Life) error {
 	l.mu.Lock()

@@ -83,7 +83,7 @@ func (o *Object) BindMapping(d *cuda.Device, off int, m *vmm.Mapping, memOff, si
 }
 
 // bind takes over one reference to the memory, which the binding uses until it is unbound:
-// the object would go on to name memory that is taken.
+// the object would still name memory that is taken away.
 func (o *Object) bind(op string, d *cuda.Device, off int, mem *phys.Handle, memOff, size int,
 	call func(drv driver.Driver, object, mem driver.MemHandle, b *binding) (driver.Call, driver.Result)) (*Binding, error) {
 	// It retains the handle and not the Object, so that Close does not wait for a bind

@@ -314,7 +314,7 @@ func (t *Team) own(what string, closing func() error) {
 
 func (t *Team) newUndo() *core.Undo { return core.SystemOf(t.devices[0]).NewUndo(core.NoDevice) }
 
-// back tears down. It may be called again after an error.
+// back runs the teardown. It may be called again after an error.
 func (t *Team) back() error {
 	if t.undo == nil {
 		return nil

@@ -373,9 +373,9 @@ func (o *mapFlags) serve(ctx context.Context, sources []source, out io.Writer) (
 	return exitOK, nil
 }
 
-// forHost refuses requests that name another host than the one that the page is served at.
-// A page of that other host could otherwise have its name lead here, and read the map.
-// Addresses are no such names, so they are taken.
+// forHost refuses requests that name another host than the one that serves the page. Otherwise
+// a page of that other host could point its name here and read the map. An address is not such
+// a name, so it is accepted.
 func forHost(address string, next http.Handler) http.Handler {
 	served, _, _ := net.SplitHostPort(address) // empty for all of this machine's
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -6,7 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
-// plain writes text that others chose, such as the names of processes and devices, so that
+// plain writes text that other processes chose, such as the names of processes and devices, so that
 // it cannot control the terminal. Each write has whole characters.
 type plain struct{ to io.Writer }
 

@@ -141,8 +141,8 @@ func (e *entry) giveBack(r *released) error {
 	return nil
 }
 
-// giveBackAll is giveBack for all released arenas: the pool is about to be closed, and what
-// its owner released must not keep it open.
+// giveBackAll is giveBack for all released arenas: the pool is about to be closed, and an
+// arena that its owner released must not keep it open.
 func (e *entry) giveBackAll() (err error) {
 	e.mu.Lock()
 	all := slices.Clone(e.released)

@@ -14,7 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/environ"
 )
 
-// What the program set in its environment before it loaded the library counts.
+// Variables that the program set before it loaded the library count, too.
 func init() {
 	environ.Lookup = func(name string) string {
 		c := C.CString(name)

@@ -29,8 +29,8 @@ const (
 	L2Norm = "cuvmm_multimem_l2norm_f32"
 )
 
-// Element is what a reduction adds up: the elements that the hardware adds in floating
-// point from sm_90 on, and the integers that counters are.
+// Element is the type that a reduction adds up: the floating-point types that the hardware
+// adds from sm_90 on, and the integers of counters.
 type Element uint8
 
 // The elements. F16 and BF16 come in pairs.
@@ -42,7 +42,7 @@ const (
 	F64
 )
 
-// Elements are all of them.
+// Elements lists all of them.
 func Elements() []Element { return []Element{U32, F16, BF16, F32, F64} }
 
 // String is the element's name in PTX.

@@ -54,7 +54,7 @@ func (m *Machine) evict(r *backing) {
 	m.finish(r)
 }
 
-// finishStuck tries again what the system would not take back.
+// finishStuck retries the ranges that the operating system refused to unmap.
 func (m *Machine) finishStuck() {
 	again := m.stuck
 	m.stuck = nil
@@ -128,8 +128,7 @@ func (m *Machine) backed(p, n uint64) bool {
 	return n <= ^uint64(0)-p && m.backedTo(p, n) == p+n
 }
 
-// backedTo returns the first of n addresses from p on behind which there is no memory, or
-// else their end.
+// backedTo returns the first of n addresses from p on that has no memory, or else their end.
 func (m *Machine) backedTo(p, n uint64) uint64 {
 	at := p
 	for r := range m.backing.overlapping(p, p+n) {
@@ -141,8 +140,8 @@ func (m *Machine) backedTo(p, n uint64) uint64 {
 	return min(at, p+n)
 }
 
-// missing reports whether a call must be refused because there is no memory behind some of n
-// addresses. Its result does not say where, so the log does.
+// missing reports whether a call must be refused because some of n addresses have no memory.
+// Its result does not say where, so the log does.
 func (m *Machine) missing(call driver.Call, p, n uint64) bool {
 	if m.covered(p, n) {
 		return false

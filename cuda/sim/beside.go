@@ -7,10 +7,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
-// noThread is the thread of no call.
+// noThread is a number that no thread has.
 const noThread = -1
 
-// beginBeside begins the capture of a bystander, if tests ask for one. It is the easiest
+// beginBeside begins the capture of a bystander, if tests request one. It is the easiest
 // to end: in global mode, and of a stream in each context that waits for the legacy
 // stream. No call comes from the thread that began it.
 func (m *Machine) beginBeside() {

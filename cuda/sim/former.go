@@ -15,7 +15,7 @@ type former struct {
 	unmapped uint64 // in the order of object.order and op.order
 }
 
-// remember replaces what is known of earlier mappings at these addresses.
+// remember replaces the former mappings at these addresses.
 func (m *Machine) remember(s span) {
 	m.forget(s)
 	m.former.insert(s.lo, s.hi, former{s, created.Add(1)})
@@ -46,7 +46,7 @@ func (r *backing) replaces(at site, call driver.Call, part span) string {
 	return ""
 }
 
-// whatIsAt says what lies at an address that work, submitted at some time, could not use.
+// whatIsAt describes what is at an address that work, submitted at some time, could not use.
 func (m *Machine) whatIsAt(p, submitted uint64) string {
 	r, ok := m.reserved.find(p)
 	if !ok {

@@ -57,8 +57,8 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	return unsafe.Pointer(unsafe.SliceData(b)), driver.Success
 }
 
-// pinnedBytes returns n zeroed bytes in whole pages, and the piece of a slab that they
-// are, if they are few.
+// pinnedBytes returns n zeroed bytes in whole pages. A small n comes from a slab, and then it
+// returns the piece too.
 func (m *Machine) pinnedBytes(n, size uint64) ([]byte, *piece, error) {
 	if size > slabPiece {
 		b, err := osmem.Alloc(n)

@@ -65,7 +65,7 @@ type object struct {
 	stack   stack
 }
 
-// stack is where something was done.
+// stack is a call stack.
 type stack [24]uintptr
 
 var created atomic.Uint64

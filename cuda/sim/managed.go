@@ -94,7 +94,7 @@ func (r *backing) obtain(n, size uint64, prop driver.AllocationProp) driver.Resu
 	return driver.Success
 }
 
-// obtainPiece is obtain for few bytes, which lie in a slab.
+// obtainPiece is obtain for a small size, in a slab.
 func (r *backing) obtainPiece(n, size uint64, prop driver.AllocationProp) driver.Result {
 	m := r.m
 	if !m.charge(m.managed, size) {

@@ -147,7 +147,7 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// wrong refuses options; what to do about it is behind the semicolon.
+// wrong returns the error of refused options; the remedy follows the semicolon.
 func wrong(format string, args ...any) error {
 	asked, hint, _ := strings.Cut(fmt.Sprintf(format, args...), "; ")
 	return errs.Invalid("sim.New", asked, hint)

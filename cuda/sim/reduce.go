@@ -6,7 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 )
 
-// adder adds two units, as bits.
+// adder adds two units, given as bits.
 func adder(e kernels.Element) func(a, b uint64) uint64 {
 	switch e {
 	case kernels.U32:

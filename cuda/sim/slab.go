@@ -18,7 +18,7 @@ const (
 	slabPiece = 64 << 10 // the largest piece
 )
 
-// shelf has the slabs of one kind of memory.
+// shelf holds the slabs of one kind of memory.
 type shelf struct {
 	slabs []*slab
 	reuse bool // what was freed last is taken first
@@ -26,7 +26,7 @@ type shelf struct {
 	drop  func([]byte) error
 }
 
-// slab is memory that small pieces share. What is free reads zero.
+// slab is memory that small pieces share. Free memory in it reads zero.
 type slab struct {
 	on    *shelf
 	bytes []byte
@@ -69,8 +69,8 @@ func (s *slab) acquire(size uint64) *piece {
 	return &piece{s, off, s.bytes[off : off+size : off+size]}
 }
 
-// free makes the piece free, and with the last one gives the slab back. A slab that the
-// system does not take back stays, and serves again.
+// free frees the piece. The last one of a slab releases that; a slab that the operating
+// system refuses to unmap stays, and is used again.
 func (p *piece) free() {
 	if err := osmem.Forget(p.bytes); err != nil {
 		panic(fmt.Sprintf("sim: the system does not take memory back: %v", err))
@@ -88,7 +88,7 @@ func (p *piece) free() {
 	s.on.slabs = slices.Delete(s.on.slabs, i, i+1)
 }
 
-// close gives all slabs back, whatever lies in them.
+// close releases all slabs, even those in use.
 func (h *shelf) close() {
 	for _, s := range h.slabs {
 		_ = h.drop(s.bytes)

@@ -96,7 +96,7 @@ func importFrom(p Contribution, a Agreement, d *cuda.Device, o handles.ImportOpt
 	return handles.ImportBuffer(d, offer, o)
 }
 
-// abandonAll gives back the buffers that there are, after a step that failed with err.
+// abandonAll releases the buffers made so far, after a step that failed with err.
 func abandonAll(all []*vmm.Buffer, err error) error {
 	for _, b := range all {
 		if b != nil {

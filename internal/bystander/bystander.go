@@ -1,5 +1,4 @@
-// Package bystander is how tests ask the software driver for a bystander: another
-// library of the process, which captures a stream while the test runs.
+// Package bystander lets tests request a bystander of the software driver: another library of the process, which captures a stream while the test runs.
 package bystander
 
 import "sync/atomic"

@@ -9,10 +9,10 @@ import (
 // Attachment is what another package keeps for a System, from its first use until the
 // System closes.
 type Attachment interface {
-	// Trim gives back host memory that is idle, and returns how many bytes those were.
+	// Trim releases idle host memory, and returns how many bytes.
 	Trim() (bytes int, err error)
-	// Close gives back everything: nothing is in use any more. Contexts, streams and events
-	// exist still. After an error it is called again.
+	// Close releases everything: nothing is in use any more. Contexts, streams and events
+	// still exist. After an error it is called again.
 	Close() error
 }
 
@@ -22,8 +22,8 @@ type attached struct {
 	all map[any]Attachment
 }
 
-// Attached returns the attachment of that key, or makes it. The function calls neither the
-// driver nor the System.
+// Attached returns the attachment of that key, or makes it. The function that makes it calls
+// neither the driver nor the System.
 func Attached[A Attachment](s *System, key any, newAttachment func() A) A {
 	s.attached.mu.Lock()
 	defer s.attached.mu.Unlock()
@@ -38,7 +38,7 @@ func Attached[A Attachment](s *System, key any, newAttachment func() A) A {
 	return a
 }
 
-// attachments returns those that there are.
+// attachments returns all attachments.
 func (s *System) attachments() (all []Attachment) {
 	s.attached.mu.Lock()
 	defer s.attached.mu.Unlock()

@@ -20,8 +20,8 @@ func (s *System) Closed() bool { return s.closed.Load() }
 const settling = 100 * time.Millisecond
 
 // Settle tears down what was closed and has passed, and tries the leftovers, before Retire. A
-// leftover whose teardown may wait for the GPU has a goroutine of its own, which ends soon if
-// nothing runs.
+// leftover whose teardown may wait for the GPU has a goroutine of its own, which ends soon on
+// an idle GPU.
 func (s *System) Settle() {
 	s.settle(s.leftovers.newRound())
 	for end := time.Now().Add(settling); s.leftovers.count.Load() > 0 && s.PendingReclaims() > 0 && time.Now().Before(end); {

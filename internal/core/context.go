@@ -45,7 +45,7 @@ type Context struct {
 	// blockMu is held over the free of the sentinel, which waits.
 	blockMu lock.Mutex[lock.Block]
 	block   driver.Ptr
-	// hostBlock is a block that took the sentinel's place and that the driver did not free.
+	// hostBlock is a block that replaced the sentinel and that the driver did not free.
 	hostBlock unsafe.Pointer
 
 	mu      lock.Mutex[lock.Leaf]
@@ -277,7 +277,7 @@ func (c *Context) busyStreams() []*Stream {
 	return slices.Collect(maps.Keys(c.busy))
 }
 
-// Event takes an event without timing, from the idle ones where there is one. It goes back
+// Event returns an event without timing, an idle one if there is one. The caller returns it
 // with Recycle or Destroy.
 func (c *Context) Event() (driver.Event, driver.Result) {
 	c.mu.Lock()

@@ -20,8 +20,8 @@ func (s *System) Waiting() string {
 	return fmt.Sprintf("%d closed objects or callbacks wait for the GPU", n)
 }
 
-// Stale is implemented by what Show was called with and may keep memory of another process
-// that is gone: a follower.
+// Stale is implemented by what may keep memory of a process that is gone, and was registered
+// by Show: a follower.
 type Stale interface {
 	// StaleMemory returns the name of what the other process published, and how many bytes of
 	// it on a device are kept; 0 while that process has the memory, too.

@@ -13,8 +13,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
-// Pauses between two tries of the leftovers. A driver that refuses once mostly takes the
-// next try, and one that refuses for minutes is not asked more often than that.
+// Pauses between two tries of the leftovers. A driver that refuses once mostly succeeds at the
+// next try, and one that refuses for minutes is tried no more often than that.
 const (
 	shortestRetry = 10 * time.Millisecond
 	longestRetry  = time.Minute
@@ -145,7 +145,7 @@ func (s *System) note(o *leftover, err error) {
 	}
 }
 
-// last is what the next try begins with.
+// last is the part that the next try begins with.
 func (o *leftover) last() Leftover {
 	p := o.parts[len(o.parts)-1]
 	return Leftover{p.what, p.bytes, o.on, o.err}
@@ -192,7 +192,7 @@ func (s *System) retry(round uint64) {
 	}
 }
 
-// retryLater is what the timer does.
+// retryLater is the function of the timer.
 func (s *System) retryLater() {
 	s.reclaim.polling.Lock()
 	s.retry(s.leftovers.newRound())
@@ -206,7 +206,7 @@ func (s *System) retryLater() {
 	}
 }
 
-// leftoverErrors returns why each leftover is still there.
+// leftoverErrors returns the latest error of each leftover.
 func (s *System) leftoverErrors() (all []error) {
 	s.leftovers.mu.Lock()
 	defer s.leftovers.mu.Unlock()

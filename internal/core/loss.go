@@ -47,9 +47,9 @@ func (c *Context) Teardown(call func() driver.Result) driver.Result {
 	return driver.Success
 }
 
-// TeardownUnlessGone is Teardown for what no object of the user stands for: once the System
-// has left the context, whose owner may have destroyed it with everything in it, it makes no
-// call.
+// TeardownUnlessGone is Teardown for a resource without an object of the user. Once the System
+// has left the context it makes no call: the context's owner may have destroyed it with
+// everything in it.
 func (c *Context) TeardownUnlessGone(call func() driver.Result) driver.Result {
 	if !c.life.Acquire() {
 		return driver.Success

@@ -2,8 +2,8 @@ package core
 
 // # How closing waits for the GPU
 //
-// The driver unmaps and frees at once, whatever runs. So whatever takes memory
-// away has two forms.
+// The driver unmaps and frees at once, even memory in use. So each operation that takes
+// memory away has two forms.
 //
 // With streams (CloseAfter, ClipAfter): one event per stream is
 // recorded, in the stream's own context, and the reclaimer tears down when all
@@ -50,8 +50,8 @@ package core
 //
 // # Work of unknown end
 //
-// An operation can fail after the driver has accepted its work, and then its caller takes
-// the work for not done and names its stream nowhere. Such an operation calls
+// An operation can fail after the driver has accepted its work, and then its caller assumes
+// that the work was not done, and names its stream nowhere. Such an operation calls
 // Stream.Unsettle (unsettled.go), and so does a Synchronize that fails. The stream then counts
 // for every fence and for every block that a pool is given back, and an append comes behind it,
 // until a mark that was recorded later has passed. Managed memory needs none of this: the
@@ -59,9 +59,9 @@ package core
 //
 // # Undoing, and what is left
 //
-// Whatever builds something takes it back with an Undo (undo.go), the last part first. What
-// the driver refuses to take goes to one list of leftovers (leftovers.go), since no object of
-// the user stands for it. It is tried again by a timer, with growing pauses, by every Drain,
+// An operation that fails takes back what it built with an Undo (undo.go), the last part
+// first. What the driver refuses to release goes to one list of leftovers (leftovers.go),
+// since no object of the user stands for it. It is tried again by a timer, with growing pauses, by every Drain,
 // by an allocation that lacks memory, and by System.Close, which retires the System only
 // once nothing is left, and names what remains as the library's own. A try never waits: what
 // GPU work may still use goes to the reclaimer first, with a fence.

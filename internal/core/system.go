@@ -36,7 +36,7 @@ type Config struct {
 
 // System is the inner state of a cuda.System.
 type System struct {
-	// Serial is the System's number in the process, from 1, and never used again.
+	// Serial numbers the Systems of the process from 1; no number is reused.
 	Serial int64
 
 	Drv    driver.Driver

@@ -8,12 +8,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// NoDevice is the device of what lies on none.
+// NoDevice stands for no device.
 const NoDevice driver.Device = -1
 
-// Undo is the one way to take back what was built so far. Whatever builds something owns a
-// teardown for each part that it has made, and ends with After if it fails and with Keep
-// if it succeeds:
+// Undo is the one way to take back what was built so far. An operation that builds something
+// owns a teardown for each part that it has made, and ends with After if it fails and with
+// Keep if it succeeds:
 //
 //	u := sys.NewUndo(device)
 //	defer func() { err = u.After(err) }() // does nothing after Keep, and runs at a panic, too
@@ -23,8 +23,7 @@ const NoDevice driver.Device = -1
 //	…
 //	u.Keep()
 //
-// The teardowns run the last first. At one that fails it stops: those before it may depend on
-// it. What remains goes to the System's list of leftovers, which goes on where it stopped, so
+// The teardowns run the last first, up to one that fails: those before it may depend on it. What remains goes to the System's list of leftovers, which goes on where it stopped, so
 // a teardown is called again after an error and never after a success. A teardown that takes
 // several steps goes forward: it remembers the steps that succeeded.
 //
@@ -45,15 +44,14 @@ type Undo struct {
 	parts []part
 }
 
-// part is something that was made, and how it is given back.
+// part is a resource, and how to release it.
 type part struct {
 	what  string
 	bytes int
 	back  func() error
 }
 
-// NewUndo begins a transaction. The device is the one that the memory in it lies on, or
-// NoDevice.
+// NewUndo begins a transaction. The device is the one that its memory is on, or NoDevice.
 func (s *System) NewUndo(on driver.Device) *Undo { return &Undo{sys: s, on: on} }
 
 // Own adds a part and its teardown. what names its kind in a word or two, for snapshots and
@@ -64,7 +62,7 @@ func (u *Undo) Own(what string, bytes int, back func() error) {
 }
 
 // Behind says that GPU work may be in flight on what is owned: After leaves all teardowns to
-// the reclaimer, for when the fence has passed, too, and waits for nothing.
+// the reclaimer, which runs them once the fence has passed, and waits for nothing.
 func (u *Undo) Behind(f *Fence) {
 	if u.fence == nil {
 		u.fence = f
@@ -98,8 +96,8 @@ func (u *Undo) Take(from *Undo) {
 	from.Keep()
 }
 
-// After gives back what is owned, after an operation that failed with cause, and returns
-// cause. What the driver refuses goes to the System's list, and the error says so.
+// After releases what is owned, after an operation that failed with cause, and returns cause.
+// What the driver refuses goes to the System's list, and the error says so.
 func (u *Undo) After(cause error) error {
 	if len(u.parts) == 0 {
 		return cause

@@ -10,7 +10,7 @@ import (
 )
 
 // unsettled are the streams with work of unknown end: an operation put it there and failed
-// afterwards, so its caller takes it for not done, and names the stream in no fence. Each
+// afterwards, so its caller assumes that it was not done, and names the stream in no fence. Each
 // such stream counts for every fence (NewFence) and for new work in place of the old
 // (AfterUnsettled), until a wait for it succeeds. Waits for devices wait for it in any case.
 type unsettled struct {
@@ -19,7 +19,7 @@ type unsettled struct {
 	from  map[*Stream]uint64 // the number of the first mark that is behind the work
 }
 
-// Unsettle says that work which is on the stream has no known end. The operation that put
+// Unsettle says that the end of work on the stream is not known. The operation that put
 // it there calls it before it returns its error.
 func (s *Stream) Unsettle() {
 	s.touch()
@@ -33,7 +33,7 @@ func (s *Stream) Unsettle() {
 	u.count.Store(int64(len(u.from)))
 }
 
-// settle says that the stream has done what was on it before the mark with that number.
+// settle says that all work before the mark with that number is done.
 func (u *unsettled) settle(s *Stream, number uint64) {
 	if u.count.Load() == 0 {
 		return

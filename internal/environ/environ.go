@@ -16,6 +16,6 @@ func Get(name string) string {
 }
 
 // Lookup finds a variable's value. A shared library for programs in other languages sets it
-// when it is loaded, to C's getenv: Go's copy of the environment is that of the process's
-// start, which has nothing of what the program set before it loaded the library.
+// when it is loaded, to C's getenv: Go's copy of the environment is from the process's start,
+// and lacks what the program set before it loaded the library.
 var Lookup = os.Getenv

@@ -63,8 +63,8 @@ func parseNodes(list string) (nodes []int, err error) {
 	return nodes, nil
 }
 
-// Prefer has pages of the memory that are not there yet come from the node if it has some
-// free, and else from another. mem begins at a page.
+// Prefer makes pages of the memory that do not exist yet come from the node, or from another
+// if that has none free. mem begins at a page.
 func Prefer(mem []byte, node int) error {
 	const preferred, most = 1, 1 << 10 // MPOL_PREFERRED; nodes in the mask
 	if node < 0 || node >= most {

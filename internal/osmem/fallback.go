@@ -77,7 +77,7 @@ func Alloc(n uint64) ([]byte, error) { return make([]byte, n, roundUp(n)), nil }
 // Free frees what Alloc returned.
 func Free(mem []byte) error { return nil }
 
-// AllocHuge is Alloc: there are no huge pages to ask for.
+// AllocHuge is Alloc: there are no huge pages here.
 func AllocHuge(n uint64) ([]byte, error) { return Alloc(n) }
 
 // Populate does nothing: the memory is there.

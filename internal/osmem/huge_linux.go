@@ -25,13 +25,13 @@ func AllocHuge(n uint64) ([]byte, error) {
 		}
 	}
 	mem = mem[head : head+n : head+n]
-	// Without huge pages it is as good, only slower.
+	// Without huge pages the memory works as well, only slower.
 	_ = unix.Madvise(mem, unix.MADV_HUGEPAGE)
 	return mem, nil
 }
 
-// Populate makes the pages of the memory exist, and is an error if the system has none. mem
-// is memory of AllocHuge that no one uses yet.
+// Populate makes the pages of the memory exist, and returns an error if the system has none.
+// mem is memory of AllocHuge that is not in use yet.
 func Populate(mem []byte) error {
 	err := unix.Madvise(mem, unix.MADV_POPULATE_WRITE)
 	if errors.Is(err, unix.EINVAL) { // before Linux 5.14

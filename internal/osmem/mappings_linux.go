@@ -26,8 +26,8 @@ var mappings struct {
 	since   int // at most so many have come since
 }
 
-// roomForMappings is called before a change that adds mappings. The kernel joins
-// neighbors, so what there are is counted, but only when there may be too many.
+// roomForMappings is called before a change that adds mappings. The kernel joins neighbors,
+// so the mappings are counted, but only when there may be too many.
 func roomForMappings() error {
 	m := &mappings
 	m.Lock()

@@ -36,7 +36,7 @@ func Commit(addr, n uint64) ([]byte, error) {
 }
 
 // Clear makes every access to [addr, addr+n) of a window fault again. After an error
-// what was there is still there.
+// the old content is still there.
 func Clear(addr, n uint64) error {
 	cutMappings()
 	_, _, errno := unix.Syscall6(unix.SYS_MMAP, uintptr(addr), uintptr(n), unix.PROT_NONE,

@@ -10,8 +10,8 @@
 //
 // A group outlives what ends a watch while its leases last: the server's loss of its leader,
 // and a reconnect after a compaction. The rank then reads the keys again. A rank that
-// has ended meanwhile has taken its keys with it, so its last arrival may be unknown to this
-// one, which then reports the loss at a step that was complete for others.
+// ended meanwhile took its keys with it. So this rank may not see its last arrival, and then
+// reports the loss at a step that was complete for others.
 //
 // # Trust
 //

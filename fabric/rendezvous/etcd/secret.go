@@ -44,7 +44,7 @@ func seal(s Secret, key string, value []byte) string {
 	return string(append(value[:len(value):len(value)], proof(s, key, value)...))
 }
 
-// open returns a value without its proof, if that is of the secret.
+// open returns a value without its proof, if the proof fits the secret.
 func open(s Secret, key string, sealed []byte) (value []byte, ok bool) {
 	n := len(sealed) - sha256.Size
 	if n < 0 {
@@ -53,7 +53,7 @@ func open(s Secret, key string, sealed []byte) (value []byte, ok bool) {
 	return sealed[:n], hmac.Equal(sealed[n:], proof(s, key, sealed[:n]))
 }
 
-// proof is made without a secret, too: then it shows that none is expected.
+// proof makes a proof without a secret, too: it shows that the peer expects none.
 func proof(s Secret, key string, value []byte) []byte {
 	hashed := sha256.Sum256(s) // HMAC pads short keys: a secret and one with a zero behind it would be the same
 	mac := hmac.New(sha256.New, hashed[:])

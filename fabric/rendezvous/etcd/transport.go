@@ -103,7 +103,7 @@ type transport struct {
 	secret       Secret
 
 	events chan rendezvous.Event
-	// members are the ranks that have ever joined. It is the work's alone.
+	// members are the ranks that ever joined. Only the goroutine of listen uses it, and Close once that has ended.
 	members map[int]*record
 	life    context.Context
 	end     context.CancelFunc
@@ -111,7 +111,7 @@ type transport struct {
 	once    sync.Once
 }
 
-// record is what was delivered of a rank.
+// record says which events of a rank were delivered.
 type record struct {
 	// joined is the revision at which the rank's key was made, which tells its process
 	// from a later one with the rank; 0 of a rank that had left before this one joined.
@@ -308,7 +308,7 @@ func (t *transport) missing(now []*mvccpb.KeyValue) bool {
 	return true
 }
 
-// ended puts the end of this rank's transport.
+// ended queues the end of this rank's transport.
 func (t *transport) ended(why string) {
 	t.put(rendezvous.Event{Kind: rendezvous.Ended, Rank: t.rank, Reason: why})
 }
