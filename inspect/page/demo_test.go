@@ -5,6 +5,8 @@ import (
 	"math/rand"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -59,6 +61,15 @@ func serving(t *testing.T) inspect.Snapshot {
 	p.must(err)
 	require.Len(t, s.Reservations, 40)
 	s.Process.Name = "server"
+	for i, stack := range s.Stacks { // the program's own, as if it were one
+		var own inspect.Stack
+		for _, frame := range stack {
+			if _, method, found := strings.Cut(frame, "page_test.program."); found {
+				own = append(own, "main.server."+regexp.MustCompile(` \(.*:`).ReplaceAllString(method, " (server.go:"))
+			}
+		}
+		s.Stacks[i] = own
+	}
 	return s
 }
 

@@ -144,8 +144,8 @@ function drawGroup(g, y) {
   else { context.moveTo(x + 1, mid - 5); context.lineTo(x + 8, mid); context.lineTo(x + 1, mid + 5); }
   context.fill();
   writeAll([[g.key, boldFont, colors.text], [count(g.regions.length, "range"), textFont, colors.dim],
-    [sizeText(g.mapped) + " mapped of " + sizeText(g.bytes), textFont, colors.dim],
-    ...(g.state.open ? [["a row is " + sizeText(groupScale(g)), textFont, colors.dim]] : [])], margin + 16, mid, width - margin);
+    ...(g.state.open ? [["a row is " + sizeText(groupScale(g)), textFont, colors.dim]] : []),
+    [sizeText(g.mapped) + " mapped of " + sizeText(g.bytes), textFont, colors.dim]], margin + 16, mid, width - margin);
   if (!g.state.open && y + groupHeight < height) drawSummary(g, y + groupHeight);
 }
 
@@ -243,10 +243,10 @@ function visible(items, o0, o1, x, scale, f) {
   }
 }
 
-// drawPiece draws the mappings of a run of addresses, the blocks in them, and a strip at
-// their bottom that shows how they are shared.
+// drawPiece draws the mappings of a run of addresses, the blocks in them, and in a region
+// with shared memory a strip at their bottom that shows how it is shared.
 function drawPiece(r, o0, o1, x, scale, y, h) {
-  const strip = Math.round(h / 5);
+  const strip = r.shared ? Math.round(h / 5) : 0;
   visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
     const w = Math.max(x1 - x0, 0.7), gap = w > 4 ? 0.5 : 0;
     paint(sideColor(m) || (r.plain ? colors.live : colors.mapped));
@@ -256,8 +256,8 @@ function drawPiece(r, o0, o1, x, scale, y, h) {
       context.fillRect(x0, y, Math.max(w, 2), 2);
     }
   });
-  visible(itemsAt(r, event_), o0, o1, x, scale, (b, x0, x1) => drawBlock(b, x0, x1, y, h - strip - 1));
-  visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
+  visible(itemsAt(r, event_), o0, o1, x, scale, (b, x0, x1) => drawBlock(b, x0, x1, y, strip ? h - strip - 1 : h));
+  if (strip) visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
     const flags = [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting]].filter(([flag]) => m.flags & flag);
     flags.forEach(([, color], i) => {
       paint(color);

@@ -170,6 +170,7 @@ function finishRegion(r) {
   r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
   r.holder ||= "reservation";
   r.kind ||= "reservations";
+  r.shared = r.mappings.some(m => m.flags);
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
   r.device ||= r.mappings.length ? r.mappings[0].location : "nothing mapped";
   r.tag = tagOf(r);

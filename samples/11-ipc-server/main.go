@@ -69,6 +69,9 @@ func run(e *app.Env) error {
 	if err := e.Open(); err != nil {
 		return err
 	}
+	if err := e.Offer(); err != nil {
+		return err
+	}
 	return do(e, o)
 }
 

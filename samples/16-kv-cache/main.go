@@ -3,7 +3,9 @@
 // with the same prompt share its memory: each is a fork of the prompt, and what it
 // appends is its own.
 //
-//	go run ./samples/16-kv-cache [-driver auto|real|sim] [-prompt TOKENS]
+//	go run ./samples/16-kv-cache [-driver auto|real|sim] [-prompt TOKENS] [-stay TIME]
+//
+// While it stays, cuvmm map shows the memory that the sequences share.
 package main
 
 import (
@@ -44,7 +46,11 @@ func tokenOf(sequence, at int) (t token) {
 
 func run(e *app.Env) (err error) {
 	length := e.Flags.Int("prompt", 20_000, "the prompt's length in `tokens`")
+	stay := e.Flags.Duration("stay", 0, "how much `time` to keep the sequences, for cuvmm map")
 	if err := e.Open(); err != nil {
+		return err
+	}
+	if err := e.Offer(); err != nil {
 		return err
 	}
 	if *length < 1 || *length > 1<<20 {
@@ -95,6 +101,11 @@ func run(e *app.Env) (err error) {
 		if err := check(stream, sequence, i+1, *length); err != nil {
 			return err
 		}
+	}
+
+	select {
+	case <-time.After(*stay):
+	case <-e.Context.Done():
 	}
 
 	// A sequence that ends gives back what only it has, when its stream has passed.

@@ -159,8 +159,8 @@ func (r run) test(t *testing.T, sample Run, seed uint64) {
 	}
 }
 
-// expand writes the input, replaces the names of run's comment, and gives the run an empty
-// folder for temporary files.
+// expand writes the input, replaces the names of run's comment, and gives the run empty
+// folders for temporary files and for the sockets of serve.Offer.
 func (r *run) expand(t *testing.T, input []byte) {
 	file := filepath.Join(t.TempDir(), "input")
 	require.NoError(t, os.WriteFile(file, input, 0o600))
@@ -175,6 +175,10 @@ func (r *run) expand(t *testing.T, input []byte) {
 		return expanded
 	}
 	r.args, r.says, r.never = all(r.args), all(r.says), all(r.never)
+	sockets, err := os.MkdirTemp("", "run") //nolint:usetesting // which makes longer paths than a socket's may be
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(sockets)) })
+	t.Setenv("XDG_RUNTIME_DIR", sockets)
 	t.Setenv("TMPDIR", t.TempDir())
 }
 

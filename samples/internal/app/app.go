@@ -33,6 +33,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/inspect/serve"
 )
 
 // Sample describes a program of the course.
@@ -79,6 +80,7 @@ type Env struct {
 	args   []string
 	driver string
 	opened bool
+	offer  *serve.Offered
 }
 
 // Main runs the sample with the process's arguments and ends the process on an
@@ -115,6 +117,9 @@ func (s Sample) Test(ctx context.Context, sys *cuda.System, args []string, in io
 	err = s.Run(e)
 	if err == nil && e.Role == "" && s.Next != "" {
 		e.Line("next", "samples/%s", s.Next)
+	}
+	if e.offer != nil {
+		err = errors.Join(err, e.offer.Close())
 	}
 	if e.opened {
 		err = errors.Join(err, e.System.Close())
@@ -193,6 +198,18 @@ func (e *Env) Open() error {
 		}
 	}
 	return nil
+}
+
+// Offer lets cuvmm map and cuvmm top show the process until the sample ends, on systems
+// that have sockets for it.
+func (e *Env) Offer() (err error) {
+	if e.offer, err = serve.Offer(e.System); errors.Is(err, cuda.ErrNotSupported) {
+		return nil
+	}
+	if err == nil && e.Role == "" {
+		e.Line("map", "go run -C cmd/cuvmm . map %d", os.Getpid())
+	}
+	return err
 }
 
 // Line prints a line of output under a label.

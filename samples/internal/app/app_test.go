@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/inspect/serve"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -112,4 +115,32 @@ func TestAgain(t *testing.T) {
 	cmd, err := e.Again(t.Context(), "child", "-n", "3")
 	require.NoError(t, err)
 	require.Equal(t, "[-as child -driver sim -n 3]", fmt.Sprint(cmd.Args[1:]))
+}
+
+// A sample that offers its map does so until it ends.
+func TestOffer(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("sockets are offered on Linux")
+	}
+	dir, err := os.MkdirTemp("", "app") //nolint:usetesting // which makes longer paths than a socket's may be
+	require.NoError(t, err)
+	defer os.RemoveAll(dir)
+	t.Setenv("XDG_RUNTIME_DIR", dir)
+	offering := Sample{Name: "00-test", Shows: "its map", Run: func(e *Env) error {
+		if err := errors.Join(e.Open(), e.Offer()); err != nil {
+			return err
+		}
+		found, err := serve.Find(t.Context())
+		require.Len(t, found, 1)
+		return err
+	}}
+	var out bytes.Buffer
+	require.NoError(t, offering.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, &out))
+	require.Contains(t, out.String(), fmt.Sprintf("map        go run -C cmd/cuvmm . map %d\n", os.Getpid()))
+	sockets, err := filepath.Glob(filepath.Join(dir, "cuvmm", "*.sock"))
+	require.NoError(t, err)
+	require.Empty(t, sockets)
+
+	require.NoError(t, os.Chmod(filepath.Join(dir, "cuvmm"), 0o755)) //nolint:gosec // which Offer refuses
+	require.ErrorContains(t, offering.Test(t.Context(), nil, []string{"-driver", "sim"}, nil, &out), "so other users may enter it")
 }
