@@ -25,7 +25,7 @@ const count = `
 		if (i === 0) {
 			seen.add(r);
 			if (wide < barWidth() / 20) bad.push(hex(r.ptr) + ": " + wide + " pixels");
-			if (seen.size % 16 === 1 && y > groupHeight && y < height - barHeight && !inked(left + 4, y + 4)) bad.push(hex(r.ptr) + ": nothing at its beginning");
+			if (seen.size % 256 < 2 && y > groupHeight && y < height - barHeight && !inked(left + 4, y + 4)) bad.push(hex(r.ptr) + ": nothing at its beginning");
 		}
 		bars = null;
 	};
