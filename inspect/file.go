@@ -26,15 +26,16 @@ func ReadSummary(r io.Reader) (Snapshot, error) { return read(r, summary) }
 
 func read(r io.Reader, most limits) (Snapshot, error) {
 	var s Snapshot
-	if err := json.NewDecoder(&bounded{r: r, limits: most}).Decode(&s); err != nil {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			return Snapshot{}, fmt.Errorf("inspect: read a snapshot: it is cut short: %w", err)
-		}
-		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: %w", err)
-	}
-	if s.Format != Format || s.Version != Version {
+	err := json.NewDecoder(&bounded{r: r, limits: most}).Decode(&s)
+	complete := err == nil || errors.As(err, new(*json.UnmarshalTypeError)) // another version has fields of other types
+	switch {
+	case complete && (s.Format != Format || s.Version != Version):
 		return Snapshot{}, fmt.Errorf("inspect: format %q, version %d: this program reads %q, version %d; use the program that wrote it",
 			s.Format, s.Version, Format, Version)
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: it is cut short: %w", err)
+	case err != nil:
+		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: %w", err)
 	}
 	if err := s.check(); err != nil {
 		return Snapshot{}, fmt.Errorf("inspect: read a snapshot: %w; no snapshot was written like that", err)

@@ -204,6 +204,8 @@ func TestReadRefusesWhatItDoesNotKnow(t *testing.T) {
 		{begin + `"buffers": [{"reserved": 9223372036854775807}]}`, "of 9223372036854775807 reserved"},
 		{`{}`, `this program reads "cuvmm snapshot", version 2`},
 		{`{"format": "cuvmm snapshot", "version": 1}`, "version 1: this program reads"},
+		{`{"pools": [{"segments": [{"stream": 5}]}], "format": "cuvmm snapshot", "version": 1}`, "version 1: this program reads"},
+		{begin + `"pools": [{"segments": [{"stream": 5}]}]}`, "cannot unmarshal number"},
 		{`{"format": "cuvmm snapshot", "version": 2, "reservations": [{"ptr": "zero"}]}`, "an address is hexadecimal"},
 	} {
 		_, err := inspect.Read(strings.NewReader(c.text))
