@@ -3,6 +3,7 @@ package bulk_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -72,14 +73,14 @@ func TestEveryFailureLeavesNothing(t *testing.T) {
 						sys.TrimHost()
 						require.Zero(t, m.Live()[sim.KindRegistration])
 					}
-					calls := 0
-					m.OnCall(func(string) { calls++ })
+					var calls atomic.Int64
+					m.OnCall(func(string) { calls.Add(1) })
 					before := m.Counts()
 					remove := m.Inject(sim.Fault{After: after, Result: 999})
 					err := run()
 					remove()
 					m.OnCall(nil)
-					if calls <= after {
+					if calls.Load() <= int64(after) {
 						require.NoError(t, err)
 						break
 					}
@@ -135,13 +136,13 @@ func TestALossAtEveryCall(t *testing.T) {
 				g := on(t, sys.Devices()[0])
 				operations := walked(t, g, 5*mib)
 				run := operations[name]
-				calls := 0
-				m.OnCall(func(string) { calls++ })
+				var calls atomic.Int64
+				m.OnCall(func(string) { calls.Add(1) })
 				m.Inject(sim.Fault{After: after, Result: 700})
 				err := run()
 				m.OnCall(nil)
 				m.ClearFaults()
-				if calls <= after {
+				if calls.Load() <= int64(after) {
 					require.NoError(t, err)
 					return
 				}
