@@ -44,6 +44,9 @@ var (
 	// ErrMoved: the buffer was moved to a larger range, and its successor, which
 	// the error names by its address, is the one to change.
 	ErrMoved = errors.New("moved")
+	// ErrSuspended: the memory was suspended, and the error says since when. Resume of
+	// its Suspension (package vmm) brings it back at the same addresses.
+	ErrSuspended = errors.New("suspended")
 	// ErrInvalidArgument: an argument that could never work.
 	ErrInvalidArgument = errors.New("invalid argument")
 )
@@ -112,6 +115,7 @@ var sentinels = map[errs.Kind]error{
 	errs.DeviceLost:        ErrDeviceLost,
 	errs.NoDriver:          ErrNoDriver,
 	errs.Moved:             ErrMoved,
+	errs.Suspended:         ErrSuspended,
 	errs.InvalidArgument:   ErrInvalidArgument,
 }
 

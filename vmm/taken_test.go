@@ -49,7 +49,7 @@ func TestMappingMemoryThatIsTaken(t *testing.T) {
 	require.NoError(t, handles[1].Take("test"))
 	calls := m.Count("cuMemUnmap")
 	_, err = r.MapRun(0, access, all...)
-	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorIs(t, err, cuda.ErrSuspended)
 	require.Equal(t, calls+1, m.Count("cuMemUnmap"), "the first is mapped no longer")
 	require.NoError(t, handles[0].Take("test"), "a run that failed uses nothing")
 	require.Equal(t, driver.Success, handles[0].Drop())

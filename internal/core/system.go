@@ -67,6 +67,7 @@ type System struct {
 	keepers   keepers
 	locals    locals
 	attached  attached
+	asleep    asleep
 }
 
 var lastSystem atomic.Int64

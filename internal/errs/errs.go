@@ -30,6 +30,7 @@ const (
 	DeviceLost
 	NoDriver
 	Moved
+	Suspended
 	InvalidArgument
 )
 

@@ -79,6 +79,16 @@ func (l Access) Lowered(changes Access) (from []driver.Device) {
 	return from
 }
 
+// Lowers reports whether a change gives no place more access than it has.
+func (l Access) Lowers(changes Access) bool {
+	for _, c := range changes {
+		if c.Flags > l.Mode(c.Location) {
+			return false
+		}
+	}
+	return true
+}
+
 // Lower returns what both lists allow.
 func (l Access) Lower(o Access) Access {
 	both := make(Access, 0, len(l))

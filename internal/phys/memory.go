@@ -13,7 +13,7 @@ import (
 // driver call names memory that is being taken: each runs between Use and Done, and Take
 // refuses until the last one is done.
 //
-//	state    the driver's memory       Use      Done   Take     Return  Drop  Give
+//	state    the driver's memory       Use      Done   Take     Return  Drop  Give, Renew
 //	present  is there, with n users    n+1      n-1    taken*   -       -     -
 //	taken    is there, to be unmapped  refused  -      refused  present away  -
 //	away     was released              refused  -      refused  -       -     present, with another identity
@@ -58,8 +58,8 @@ func (h *Handle) Use(op string) (driver.MemHandle, error) {
 	for {
 		n := h.memory.users.Load()
 		if n < 0 {
-			return 0, errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: errs.Bytes(h.Size) + " whose memory was taken away for now",
-				Hint: "try again when it was given back"})
+			return 0, errs.New(errs.Failure{Op: op, Kind: errs.Suspended, Asked: errs.Bytes(h.Size) + " of memory that was suspended",
+				Hint: "call Resume of its Suspension first"})
 		}
 		if h.memory.users.CompareAndSwap(n, n+1) {
 			return h.memory.driver, nil
@@ -109,6 +109,31 @@ func (h *Handle) Drop() driver.Result {
 	h.Resize(0)
 	h.memory.users.Store(away)
 	return driver.Success
+}
+
+// Away reports whether the memory was dropped.
+func (h *Handle) Away() bool { return h.memory.users.Load() == away }
+
+// Taken reports whether the memory was taken, and neither dropped nor returned.
+func (h *Handle) Taken() bool { return h.memory.users.Load() == taken }
+
+// Renew creates memory in place of what was dropped; see Create for what it does if there is
+// none.
+func (h *Handle) Renew() driver.Result {
+	h.memory.must(away)
+	s, on := h.System(), h.Devices()
+	if r := s.DeviceLost(on...); r != driver.Success {
+		return r
+	}
+	var d driver.MemHandle
+	r := s.Allocate(h.Size, func() (r driver.Result) {
+		d, r = s.Drv.MemCreate(h.Size, h.Asked)
+		return r
+	})
+	if s.Observe(r, on...) == driver.Success {
+		h.Give(d)
+	}
+	return r
 }
 
 // Give gives the handle memory of the same size and properties in place of what was

@@ -65,6 +65,12 @@ func TestMemoryThatIsTaken(t *testing.T) {
 			h.Give(d)
 			return nil
 		}, [4]int{panics, panics, panics, present}},
+		{"Renew", func(h *phys.Handle, _ *core.System) error {
+			if r := h.Renew(); r != driver.Success {
+				return refused
+			}
+			return nil
+		}, [4]int{panics, panics, panics, present}},
 	}
 	for _, e := range events {
 		for before, after := range e.to {
@@ -87,7 +93,11 @@ func TestMemoryThatIsTaken(t *testing.T) {
 			if after == panics {
 				require.Panics(t, func() { _ = e.do(h, s) }, "%s in state %d", e.name, before)
 			} else if err := e.do(h, s); after == no {
-				require.ErrorIs(t, err, cuda.ErrInUse, "%s in state %d", e.name, before)
+				refusal := cuda.ErrSuspended
+				if e.name == "Take" {
+					refusal = cuda.ErrInUse
+				}
+				require.ErrorIs(t, err, refusal, "%s in state %d", e.name, before)
 			} else {
 				require.NoError(t, err, "%s in state %d", e.name, before)
 			}
@@ -163,7 +173,7 @@ func TestSwapsBesideUsers(t *testing.T) {
 					return
 				default:
 				}
-				if err := f(); err != nil && !errors.Is(err, cuda.ErrInUse) {
+				if err := f(); err != nil && !errors.Is(err, cuda.ErrSuspended) {
 					t.Error(err)
 					return
 				}

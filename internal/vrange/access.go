@@ -1,8 +1,10 @@
 package vrange
 
 import (
+	"errors"
 	"fmt"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/memspec"
@@ -38,10 +40,10 @@ func (r *Range) planAccess(op string, off, size uint64, check func(memory driver
 				return nil, nil, err
 			}
 		}
-		if err := m.mayLose(op, changes); err != nil {
+		if err := m.mayChange(op, changes); err != nil {
 			return nil, nil, err
 		}
-		if i == 0 || !m.access.Same(run[i-1].access) {
+		if m.presence == here && (i == 0 || !m.access.Same(run[i-1].access)) {
 			from = append(from, m.access.Lowered(changes)...)
 		}
 	}
@@ -58,23 +60,22 @@ func (r *Range) applyAccess(op string, off, size uint64, changes memspec.Access)
 	if err != nil {
 		return err
 	}
-	sys := r.System()
 	for _, m := range run {
 		if res := m.Memory.Lost(); res != driver.Success {
 			return errs.New(errs.Failure{Op: op, Call: driver.CallMemSetAccess, Result: res,
 				Asked: fmt.Sprintf("%s at %#x", errs.Bytes(m.Memory.Size), uint64(m.Ptr()))})
 		}
-		if err := m.mayLose(op, changes); err != nil {
+		if err := m.mayChange(op, changes); err != nil {
 			return err
 		}
 	}
-	if res := sys.Drv.MemSetAccess(r.Base+driver.Ptr(off), size, changes); res != driver.Success {
-		err := sys.CallError(op, driver.CallMemSetAccess, res,
-			fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(r.Base)+off), concerned(run, changes)...)
-		if res.Lost() {
+	// Memory that is away gets its access when it is put back.
+	for part := range runs(run, (*Mapping).mapped, adjacent) {
+		if err := r.grantLocked(op, part, changes); errors.Is(err, cuda.ErrDeviceLost) {
 			return err // closing drops the mappings
+		} else if err != nil {
+			return r.undoAccessLocked(run, changes, err)
 		}
-		return r.undoAccessLocked(run, changes, err)
 	}
 	var before, after memspec.Access
 	for i, m := range run {
@@ -87,6 +88,15 @@ func (r *Range) applyAccess(op string, off, size uint64, changes memspec.Access)
 		}
 	}
 	return nil
+}
+
+// mayChange refuses to change the access of a mapping whose memory moves, to give access to
+// one whose memory is away, and to take memory from a Host function.
+func (m *Mapping) mayChange(op string, changes memspec.Access) error {
+	if m.presence == paused || m.presence == away && !m.access.Lowers(changes) {
+		return m.sleep.Error(op)
+	}
+	return m.mayLose(op, changes)
 }
 
 // mayLose refuses to take memory from the host that a Host function uses.
@@ -105,6 +115,9 @@ func (r *Range) undoAccessLocked(run []*Mapping, changes memspec.Access, cause e
 	var unsure uint64
 	last := driver.Success
 	for _, m := range run {
+		if !m.mapped() {
+			continue
+		}
 		res := sys.Drv.MemSetAccess(m.Ptr(), m.Memory.Size, m.access.Of(changes))
 		if res == driver.Success {
 			m.unsure = m.unsure.Except(changes, 0)

@@ -32,6 +32,9 @@ func (r *Range) mappedThroughout(op string, off, size uint64) error {
 		if m.Off > end || end-off >= size {
 			break
 		}
+		if err := m.hereLocked(op); err != nil {
+			return err
+		}
 		end = m.end()
 	}
 	if end < off || end-off < size {

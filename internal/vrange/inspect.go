@@ -13,6 +13,8 @@ type MappingAt struct {
 	Access memspec.Access
 	// Closing mappings wait for the GPU.
 	Closing bool
+	// Away memory was suspended: nothing is mapped.
+	Away bool
 }
 
 // Mappings appends the mappings from an offset on to the list until it has no room left,
@@ -24,7 +26,7 @@ func (r *Range) Mappings(off uint64, to []MappingAt) []MappingAt {
 		if len(to) == cap(to) {
 			break
 		}
-		to = append(to, MappingAt{Off: m.Off, Memory: m.Memory, Access: m.access, Closing: m.closing != nil})
+		to = append(to, MappingAt{Off: m.Off, Memory: m.Memory, Access: m.access, Closing: m.closing != nil, Away: m.presence == away})
 	}
 	return to
 }

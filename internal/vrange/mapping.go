@@ -24,6 +24,9 @@ type Mapping struct {
 	// closing is set once its owner closes it behind a fence: the range may then be closed
 	// first, when no operation runs on the mapping any more.
 	closing *life.Life
+	// presence says whether the memory is mapped, and sleep, while it is not here, why.
+	presence presence
+	sleep    *core.Sleep
 	// The progress of tearing down. After an unmapping that failed it is unknown
 	// whether the mapping is still there.
 	tried, unmapped, released bool
@@ -37,9 +40,17 @@ func (m *Mapping) end() uint64 { return m.Off + m.Memory.Size }
 // Wait waits for the devices that have access.
 func (m *Mapping) Wait(op string) error {
 	m.Range.mu.Lock()
-	devices := m.access.Devices()
+	devices := m.devices()
 	m.Range.mu.Unlock()
 	return m.Range.System().WaitDevices(op, devices)
+}
+
+// devices returns the devices that have access to what is mapped.
+func (m *Mapping) devices() []driver.Device {
+	if m.presence == away {
+		return nil
+	}
+	return m.access.Devices()
 }
 
 // Shut ends the life of the mapping's owner, unless a Host function uses the memory.
@@ -69,6 +80,9 @@ func (m *Mapping) View(op string, owner *life.Life) (*View, error) {
 	// The Close of the owner, or that of the range, saw no function.
 	if owner.Closed() || r.Closer.Closed() {
 		return nil, errs.ClosedError(op, "mapping")
+	}
+	if err := m.hereLocked(op); err != nil {
+		return nil, err
 	}
 	home := m.Memory.Asked.Location
 	mode := m.access.Mode(home)

@@ -208,7 +208,7 @@ func (r *Range) Devices() (with []driver.Device) {
 	defer r.mu.Unlock()
 	var before memspec.Access
 	for m := range r.maps.from(0) {
-		if len(before) > 0 && m.access.Same(before) {
+		if len(before) > 0 && m.access.Same(before) || m.presence == away {
 			continue
 		}
 		before = m.access

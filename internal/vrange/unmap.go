@@ -66,31 +66,24 @@ func (r *Range) Finish(op string) error {
 // run that failed once may be half unmapped, so it is tried again one by one: unmapping a
 // part that is not mapped is not an error (measured). The caller holds mu.
 func (r *Range) unmapAndReleaseLocked(op string, maps []*Mapping) (err error) {
-	sys := r.System()
 	unmap := func(maps []*Mapping) error {
-		first, last := maps[0], maps[len(maps)-1]
-		size := last.end() - first.Off
-		switch res := sys.Drv.MemUnmap(first.Ptr(), size); {
-		case res == driver.Success:
-		case sys.Observe(res, concerned(maps, nil)...).Lost():
-			r.dropped = res
-		case first.Memory.Lost() != driver.Success:
-			r.dropped = first.Memory.Lost()
-		default:
-			for _, m := range maps {
-				m.tried = true
-			}
-			return sys.CallError(op, driver.CallMemUnmap, res, fmt.Sprintf("%s at %#x", errs.Bytes(size), uint64(first.Ptr())))
+		if err := r.unmapLocked(op, maps); err != nil {
+			return err
 		}
 		for _, m := range maps {
-			m.unmapped = true
-			m.Memory.Mappings.Add(-1)
-			m.Untrack()
+			m.gone()
 		}
 		return nil
 	}
-	if !maps[0].tried && !maps[0].unmapped {
-		err = unmap(maps)
+	for _, m := range maps {
+		if m.presence == away && m.untouched() {
+			m.gone()
+		}
+	}
+	for run := range runs(maps, (*Mapping).untouched, adjacent) {
+		if err = unmap(run); err != nil {
+			break
+		}
 	}
 	for i := 0; i < len(maps) && err == nil; i++ {
 		m := maps[i]
@@ -99,7 +92,7 @@ func (r *Range) unmapAndReleaseLocked(op string, maps []*Mapping) (err error) {
 		}
 		if err == nil && !m.released {
 			if res := m.Memory.Release(); res != driver.Success {
-				err = sys.CallError(op, driver.CallMemRelease, res, errs.Bytes(m.Memory.Size), m.Memory.Devices()...)
+				err = r.System().CallError(op, driver.CallMemRelease, res, errs.Bytes(m.Memory.Size), m.Memory.Devices()...)
 			} else {
 				m.released = true
 			}
@@ -115,6 +108,13 @@ func (r *Range) unmapAndReleaseLocked(op string, maps []*Mapping) (err error) {
 		return m.released
 	})
 	return err
+}
+
+// gone records that nothing is mapped there any more.
+func (m *Mapping) gone() {
+	m.unmapped = true
+	m.Memory.Mappings.Add(-1)
+	m.Untrack()
 }
 
 // undoRunLocked unmaps a run that has not been used yet. If that fails too the run is
