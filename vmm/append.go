@@ -72,11 +72,18 @@ func (b *buffer) resize(op string, s *cuda.Stream, n, size int) error {
 	if n < 0 {
 		return errs.Invalid(op, counted(n, size), "lengths are not negative")
 	}
-	if err := b.enterGrowth(op, func() uint64 { return uint64(n) }); err != nil {
+	o := resizing
+	if b != nil && uint64(n) <= b.used.Load() {
+		o = shortening
+	}
+	if err := b.enterLonger(op, o, func() uint64 { return uint64(n) }); err != nil {
 		return err
 	}
 	defer b.leave()
 	if used := b.used.Load(); uint64(n) > used {
+		if err := b.allow(op, resizing); err != nil {
+			return err // it was longer before this change began
+		}
 		more := n - int(used)
 		_, err := b.appendLocked(op, s, more, size, func(s *cuda.Stream, at cuda.Ptr) error { return s.Memset(at, 0, more) })
 		return err

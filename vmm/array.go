@@ -13,7 +13,12 @@ import (
 //
 // Elements have a fixed size and no pointers: numbers, booleans, and arrays and
 // structs of those. Their layout is Go's.
-type Array[T any] struct{ buf *Buffer }
+type Array[T any] struct {
+	sleeper
+	buf *Buffer
+}
+
+func arrayOf[T any](b *Buffer) *Array[T] { return &Array[T]{b.sleeper, b} }
 
 // NewArray makes an empty array. The options count in bytes. The caller closes
 // it.
@@ -26,7 +31,7 @@ func NewArray[T any](d *cuda.Device, o BufferOptions) (*Array[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Array[T]{b}, nil
+	return arrayOf[T](b), nil
 }
 
 // ArrayOf returns a buffer as an array. Both are the same object: closing either
@@ -43,7 +48,7 @@ func ArrayOf[T any](b *Buffer) (*Array[T], error) {
 	if err := checkWhole(op, in.used.Load(), int(sizeOf[T]())); err != nil {
 		return nil, err
 	}
-	return &Array[T]{b}, nil
+	return arrayOf[T](b), nil
 }
 
 // Buffer returns the array's memory by the byte.
@@ -149,7 +154,7 @@ func (a *Array[T]) Move(o MoveOptions) (*Array[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Array[T]{b}, nil
+	return arrayOf[T](b), nil
 }
 
 // Fork makes a second array that begins with the first n elements, as
@@ -164,7 +169,7 @@ func (a *Array[T]) Fork(s *cuda.Stream, n int, o ForkOptions) (*Array[T], error)
 	if err != nil {
 		return nil, err
 	}
-	return &Array[T]{b.public()}, nil
+	return arrayOf[T](b.public()), nil
 }
 
 // Clip gives back the memory behind the last element, as Buffer.Clip does.

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
@@ -26,6 +27,7 @@ import (
 // package, methods that return an error return ErrInvalidArgument.
 type Buffer struct {
 	shared
+	sleeper
 	b       *buffer
 	watched life.Watched
 }
@@ -53,7 +55,10 @@ type BufferOptions struct {
 	Access []Access
 }
 
-type shared = share.Holder
+type (
+	shared  = share.Holder
+	sleeper = suspend.Holder
+)
 
 // buffer is the inner state.
 type buffer struct {
@@ -61,6 +66,7 @@ type buffer struct {
 	closer  life.Closer
 	copies  copies
 	pending pendingJobs
+	berth   suspend.Berth
 	dev     *cuda.Device
 	res     *reservation
 	prop    driver.AllocationProp
@@ -130,7 +136,7 @@ func (b *Buffer) inner() *buffer {
 
 // public returns a Buffer of the inner state, whose loss is reported.
 func (b *buffer) public() *Buffer {
-	made := &Buffer{shared: share.HoldMemory(b), b: b}
+	made := &Buffer{shared: share.HoldMemory(b), sleeper: suspend.Hold(sleepingBuffer{b}), b: b}
 	b.Watch(&made.watched)
 	return made
 }
@@ -230,6 +236,9 @@ type BufferStats struct {
 	// Clipped bytes of memory are out of use but not yet freed: they wait for the
 	// GPU after ClipAfter, or for the next Clip or Close after freeing them failed.
 	Clipped int
+	// Suspended bytes of the committed memory are away: a Suspension gave them back to the
+	// driver, and Resume brings them back.
+	Suspended int
 	// Grown is how often memory was added.
 	Grown int
 }
@@ -248,6 +257,7 @@ func (b *buffer) stats() BufferStats {
 		Used:      int(b.used.Load()),
 		Chunks:    len(b.chunks),
 		Shared:    int(b.sharedLocked()),
+		Suspended: int(b.awayLocked()),
 		Grown:     int(b.grown.Load()),
 		Clipped:   int(b.mappedLocked() - b.committed.Load() + b.res.Stuck()),
 	}
@@ -268,6 +278,10 @@ func (b *buffer) acquire(op string) error {
 // calls leave.
 func (b *buffer) enter(op string, o operation) error {
 	if err := b.acquire(op); err != nil {
+		return err
+	}
+	if err := b.allow(op, o); err != nil { // rather than wait until its bytes have moved
+		b.closer.Release()
 		return err
 	}
 	b.changes.Lock()

@@ -35,10 +35,13 @@ func (b *buffer) setAccess(op string, access []Access) error {
 // enterAccess starts a change of access. Access that is taken is refused to the library's
 // own operations first; access that is granted is allowed to them last.
 func (b *buffer) enterAccess(op string, access []Access) (before, after accessList, err error) {
-	if err := b.enter(op, granting); err != nil {
+	if err := b.enter(op, revoking); err != nil {
 		return nil, nil, err
 	}
 	changes, err := b.mayAccess(op, access)
+	if err == nil && !b.access.Lowers(changes) {
+		err = b.allow(op, granting)
+	}
 	if err == nil {
 		b.mu.Lock()
 		before, after = b.access, b.access.With(changes)

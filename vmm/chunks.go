@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
@@ -61,7 +62,9 @@ func (b *buffer) unmap(op string, gone []chunk) error {
 	for _, c := range gone {
 		maps = append(maps, c.Mapping)
 	}
-	return b.res.Unmap(op, maps...)
+	err := b.res.Unmap(op, maps...)
+	b.berth.Unmapped()
+	return err
 }
 
 // mappedLocked returns where the mapped part of the range ends: behind the clipped
@@ -109,6 +112,20 @@ func (b *buffer) finalTail() bool {
 func (b *buffer) sharedLocked() (bytes uint64) {
 	for _, c := range b.chunks {
 		if c.Memory.Mappings.Load() > 1 {
+			bytes += c.Memory.Size
+		}
+	}
+	return bytes
+}
+
+// awayLocked returns how many bytes of the chunks are not mapped, because they were suspended.
+// The caller holds mu.
+func (b *buffer) awayLocked() (bytes uint64) {
+	if b.berth.State() == suspend.Awake {
+		return 0
+	}
+	for _, c := range b.chunks {
+		if c.Away() {
 			bytes += c.Memory.Size
 		}
 	}

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -107,7 +108,11 @@ func checkWhole(op string, used uint64, size int) error {
 // enterGrowth starts a change that commits memory for the first to() bytes, unless a Host
 // function uses memory that must be freed first.
 func (b *buffer) enterGrowth(op string, to func() uint64) error {
-	if err := b.enter(op, resizing); err != nil {
+	return b.enterLonger(op, resizing, to)
+}
+
+func (b *buffer) enterLonger(op string, o operation, to func() uint64) error {
+	if err := b.enter(op, o); err != nil {
 		return err
 	}
 	if at := b.committed.Load(); to() > at && b.finalTail() {
@@ -134,7 +139,7 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 	if err := b.settleTailLocked(op); err != nil {
 		return before, err
 	}
-	if err := b.awaitTailLocked(op, n); err != nil {
+	if err := b.awaitTailLocked(context.Background(), op, n); err != nil {
 		return before, err
 	}
 	back := 0
@@ -221,7 +226,7 @@ func (b *buffer) settleTailLocked(op string) error {
 	if !b.finalTail() {
 		return nil
 	}
-	if err := b.awaitTailLocked(op, b.res.Size); err != nil {
+	if err := b.awaitTailLocked(context.Background(), op, b.res.Size); err != nil {
 		return err
 	}
 	return b.trimLocked(op)

@@ -22,12 +22,12 @@ func (m *Mapping) Host(f func(data []byte) error) error {
 	if err := m.acquire(op); err != nil {
 		return err
 	}
-	defer m.closer.Release()
+	defer m.m.closer.Release()
 	if f == nil {
 		return errs.NoFunction(op)
 	}
 	in := m.m
-	v, err := in.View(op, &m.closer.Life)
+	v, err := in.View(op, &m.m.closer.Life)
 	if err != nil {
 		return err
 	}

@@ -8,7 +8,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
@@ -18,15 +20,24 @@ type mapped = vrange.MappingHolder
 // cannot be closed before it. All methods are safe for concurrent use.
 type Mapping struct {
 	mapped
-	m       *vrange.Mapping
-	closer  life.Closer
+	sleeper
+	m       *mapping
 	watched life.Watched
+}
+
+// mapping is the inner state.
+type mapping struct {
+	*vrange.Mapping
+	closer life.Closer
+	berth  suspend.Berth
+	mu     lock.Mutex[lock.Leaf] // guards steps of the berth
 }
 
 // newMapping takes a mapping over.
 func newMapping(in *vrange.Mapping) *Mapping {
-	m := &Mapping{m: in}
-	m.mapped = vrange.HoldMapping(in, &m.closer.Life)
+	m := &Mapping{m: &mapping{Mapping: in}}
+	m.mapped = vrange.HoldMapping(in, &m.m.closer.Life)
+	m.sleeper = suspend.Hold(sleepingMapping{m.m})
 	in.Watch(&m.watched)
 	return m
 }
@@ -38,7 +49,7 @@ func (m *Mapping) Ptr() cuda.Ptr { return cuda.Ptr(m.m.Ptr()) }
 func (m *Mapping) Size() int { return int(m.m.Memory.Size) }
 
 // inner returns the inner state, or an error for a Mapping that no function made.
-func (m *Mapping) inner(op string) (*vrange.Mapping, error) {
+func (m *Mapping) inner(op string) (*mapping, error) {
 	if m == nil || m.m == nil {
 		return nil, errs.Invalid(op, "a nil mapping", "make one with Reservation.Map")
 	}
@@ -48,7 +59,7 @@ func (m *Mapping) inner(op string) (*vrange.Mapping, error) {
 // acquire starts an operation on the mapping; the caller calls closer.Release.
 func (m *Mapping) acquire(op string) error {
 	_, err := m.inner(op)
-	if err == nil && !m.closer.Acquire() {
+	if err == nil && !m.m.closer.Acquire() {
 		err = errs.ClosedError(op, "mapping")
 	}
 	return err
@@ -62,7 +73,7 @@ func (m *Mapping) SetAccess(access ...Access) error {
 	if err := m.acquire(op); err != nil {
 		return err
 	}
-	defer m.closer.Release()
+	defer m.m.closer.Release()
 	return setAccess(op, m.m.Range, m.m.Off, m.m.Memory.Size, access)
 }
 
@@ -72,8 +83,11 @@ func (m *Mapping) Access(l cuda.Location) (AccessMode, error) {
 	if err := m.acquire(op); err != nil {
 		return NoAccess, err
 	}
-	defer m.closer.Release()
+	defer m.m.closer.Release()
 	if err := memspec.CheckLocation(op, m.m.Range.CUDA, l); err != nil {
+		return NoAccess, err
+	}
+	if err := m.m.Here(op); err != nil {
 		return NoAccess, err
 	}
 	sys := m.m.System()
@@ -94,10 +108,10 @@ func (m *Mapping) Close() error {
 	if err != nil {
 		return err
 	}
-	if err := in.Shut(op, &m.closer.Life); err != nil {
+	if err := in.Shut(op, &m.m.closer.Life); err != nil {
 		return err
 	}
-	return m.closer.Close(func() error {
+	return m.m.closer.Close(func() error {
 		if err := in.Wait(op); err != nil {
 			return err
 		}
@@ -116,11 +130,11 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 		return err
 	}
 	sys := in.System()
-	err = life.CloseAfter(&m.closer, sys,
+	err = life.CloseAfter(&m.m.closer, sys,
 		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
 		func() error { return m.unmap(op) })
 	if err == nil {
-		in.Closing(&m.closer.Life)
+		in.Closing(&m.m.closer.Life)
 	}
 	return err
 }
@@ -128,13 +142,14 @@ func (m *Mapping) CloseAfter(streams ...*cuda.Stream) error {
 // Released returns the completion of the mapping's closing: from then on the memory is
 // not mapped at this address.
 func (m *Mapping) Released() cuda.Completion {
-	return m.closer.Completion()
+	return m.m.closer.Completion()
 }
 
 func (m *Mapping) unmap(op string) error {
-	if err := m.m.Range.Unmap(op, m.m); err != nil {
+	if err := m.m.Range.Unmap(op, m.m.Mapping); err != nil {
 		return err
 	}
+	m.m.berth.Closed()
 	m.watched.Stop()
 	return nil
 }

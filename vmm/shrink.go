@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -117,7 +118,7 @@ func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error 
 	b.runOrQueue(func() {
 		defer b.copies.unwatch()
 		keep := b.full()
-		if keep == len(b.chunks) || b.mayClip(op, b.chunks[keep].Off) != nil {
+		if keep == len(b.chunks) || b.allow(op, catchingUp) != nil || b.holds.check(op, b.chunks[keep].Off) != nil {
 			f.Release() // nothing is left to clip, or a publication holds it by now
 			return
 		}
@@ -171,17 +172,20 @@ var unused = func() *clip {
 func (c *clip) pass() { c.once.Do(func() { close(c.passed) }) }
 
 // await waits until the GPU has passed. It returns false if only a capture keeps that
-// from being known, since the capture may be waiting for the caller.
-func (c *clip) await() bool {
+// from being known, since the capture may be waiting for the caller, and the error of the
+// context if that ends first.
+func (c *clip) await(ctx context.Context) (bool, error) {
 	look := time.NewTicker(time.Millisecond)
 	defer look.Stop()
 	for {
 		select {
 		case <-c.passed:
-			return true
+			return true, nil
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
 		case <-look.C:
 			if c.fence.HeldByCapture() {
-				return c.done()
+				return c.done(), nil
 			}
 		}
 	}
@@ -211,7 +215,7 @@ func (b *buffer) clippedLocked(op string) error {
 // awaitTailLocked waits until the GPU has passed the clipped chunks that begin before
 // offset n. If a capture keeps that from being known, it waits for the devices as a whole
 // instead. The caller holds changes, so no chunks are added to the tail.
-func (b *buffer) awaitTailLocked(op string, n uint64) error {
+func (b *buffer) awaitTailLocked(ctx context.Context, op string, n uint64) error {
 	for {
 		b.mu.RLock()
 		var wait *clip
@@ -224,7 +228,9 @@ func (b *buffer) awaitTailLocked(op string, n uint64) error {
 		if wait == nil {
 			return nil
 		}
-		if !wait.await() {
+		if passed, err := wait.await(ctx); err != nil {
+			return within(op, err)
+		} else if !passed {
 			return b.waitAllLocked(op)
 		}
 	}

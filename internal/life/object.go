@@ -28,11 +28,12 @@ const (
 	KindBinding
 	KindPool
 	KindBacking
+	KindSuspension
 	kinds
 )
 
 var kindNames = [kinds]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory",
-	"multicast object", "multicast binding", "pool", "host backing"}
+	"multicast object", "multicast binding", "pool", "host backing", "suspension"}
 
 // String names the kind.
 func (k Kind) String() string { return kindNames[k] }

@@ -1,0 +1,253 @@
+package suspend
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/vrange"
+)
+
+// Pauses between two tries to create memory that is not there.
+const (
+	shortestWait = 5 * time.Millisecond
+	longestWait  = 500 * time.Millisecond
+)
+
+// Resume wakes members; none stands for all that sleep. It waits for an OutAfter that runs, and
+// while there is not enough memory, until the context ends. After an error all of them sleep
+// on, and what is kept of them is kept. Members that are awake stay so.
+func (s *Suspension) Resume(ctx context.Context, op string, members []Member) error {
+	for _, m := range members {
+		if !slices.Contains(s.named, m.Berth()) {
+			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
+		}
+		if m.Closed() {
+			return errs.ClosedError(op, "memory")
+		}
+	}
+	select {
+	case <-s.turn:
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+	defer func() { s.turn <- struct{}{} }()
+	places := s.wake(op, members)
+	if len(places) == 0 {
+		return nil
+	}
+	err := locked(places, func() error {
+		for _, p := range places {
+			if err := p.m.Settle(ctx, op); err != nil {
+				return err
+			}
+		}
+		return s.in(ctx, op, places)
+	})
+	for _, p := range places {
+		s.sys.Rouse(p.sleep) // also if Fill had them awake
+		if err != nil {
+			s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
+			p.m.Step(func() { p.step(undone) })
+		} else {
+			p.m.Step(func() { p.step(done) })
+		}
+		p.m.Release()
+	}
+	s.prune()
+	return err
+}
+
+// wake begins to resume members that sleep, and holds them open.
+func (s *Suspension) wake(op string, members []Member) (woken []*place) {
+	s.mu.Lock()
+	places := slices.Clone(s.places)
+	s.mu.Unlock()
+	for _, p := range places {
+		named := len(members) == 0 || slices.ContainsFunc(members, func(m Member) bool { return m.Berth() == p.m.Berth() })
+		if !named || p.m.Berth().State() != Suspended || p.m.Acquire(op) != nil {
+			continue // it is awake, or was closed
+		}
+		p.m.Step(func() { p.step(begin) })
+		woken = append(woken, p)
+	}
+	return woken
+}
+
+// in makes memory for what the members lack, maps it where it was, and brings the bytes back.
+func (s *Suspension) in(ctx context.Context, op string, places []*place) (err error) {
+	back := newPlan(places)
+	for _, c := range back.chunks {
+		c.maps = slices.DeleteFunc(c.maps, func(m *vrange.Mapping) bool { return !m.Away() })
+	}
+	back.chunks = slices.DeleteFunc(back.chunks, func(c *chunk) bool { return len(c.maps) == 0 })
+	var lost []*chunk // whose memory comes back; that of others came with another member
+	s.mu.Lock()
+	for _, b := range back.chunks {
+		if c := s.chunks[b.h]; c != nil {
+			c.maps, c.fills = b.maps, b.first
+			lost = append(lost, c)
+		}
+	}
+	s.mu.Unlock()
+	if err := s.renew(ctx, op, places, lost); err != nil {
+		return err
+	}
+	byReach := ranges(back.chunks, s.reach)
+	mapped := 0
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, r := range byReach[:mapped] {
+			_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
+		}
+		s.dropAll(op, lost)
+	}()
+	for _, r := range byReach {
+		if err := r.maps[0].Range.PutBack(op, r.maps, r.reach); err != nil {
+			return err
+		}
+		mapped++
+	}
+	if err := s.refill(ctx, op, lost); err != nil {
+		return err
+	}
+	for _, r := range byReach {
+		if err := r.maps[0].Range.Regrant(op, r.maps, r.reach); err != nil {
+			return err
+		}
+	}
+	for _, r := range byReach {
+		r.maps[0].Range.Continue(r.maps)
+	}
+	s.returned(op, lost)
+	return nil
+}
+
+// renew makes memory for all chunks, or for none. While the device has not enough it waits,
+// without memory, so that two processes which wait for each other's do not hold half each.
+func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost []*chunk) error {
+	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
+		r, err := s.renewAll(op, lost)
+		if err == nil || r != driver.OutOfMemory || ctx.Done() == nil {
+			return err
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return fmt.Errorf("%w (waiting for memory: %w)", err, context.Cause(ctx))
+		case <-timer.C:
+		}
+		for _, p := range places {
+			if p.m.Closed() {
+				return errs.ClosedError(op, "memory")
+			}
+		}
+	}
+}
+
+func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {
+	var all, made uint64
+	for _, c := range lost {
+		all += c.size
+	}
+	for i, c := range lost {
+		if c.h.Taken() {
+			c.h.Return() // the driver had refused to take it
+		} else if r := c.h.Renew(); r != driver.Success {
+			err := s.o.Lack(op, c.first.m, c.h, all, made, r)
+			s.dropAll(op, lost[:i])
+			return r, err
+		}
+		made += c.size
+	}
+	return driver.Success, nil
+}
+
+// dropAll takes the memory of chunks again, which is mapped no longer.
+func (s *Suspension) dropAll(op string, chunks []*chunk) {
+	for _, c := range chunks {
+		for c.h.Take(op) != nil { // a query of its properties runs
+			time.Sleep(pause)
+		}
+		s.drop(op, c)
+	}
+}
+
+// reach returns the device that is to write a mapping's memory and may not, or none.
+func (s *Suspension) reach(m *vrange.Mapping) (none driver.Location) {
+	s.mu.Lock()
+	c := s.chunks[m.Memory]
+	s.mu.Unlock()
+	if c == nil || c.maps[0] != m {
+		return none
+	}
+	var by *cuda.Device
+	switch {
+	case c.kept != nil:
+		by = c.kept.dev
+	case s.o.Fill != nil:
+		by = c.fills.m.Device()
+	default:
+		return none
+	}
+	if at := (driver.Location{Type: driver.LocationDevice, ID: int32(by.Ordinal())}); m.Access().Mode(at) != driver.AccessReadWrite {
+		return at
+	}
+	return none
+}
+
+// refill brings the bytes of chunks back.
+func (s *Suspension) refill(ctx context.Context, op string, lost []*chunk) error {
+	if s.o.Fill == nil {
+		return s.load(ctx, op, lost)
+	}
+	for len(lost) > 0 {
+		p, m := lost[0].fills, lost[0].maps[0]
+		s.sys.Rouse(p.sleep) // Fill writes there
+		at, size := m.Ptr(), m.Memory.Size
+		n := 1
+		for n < len(lost) && lost[n].fills == p && lost[n].maps[0].Ptr() == at+driver.Ptr(size) {
+			size += lost[n].size
+			n++
+		}
+		lost = lost[n:]
+		end := uint64(p.m.Base()) + p.m.Used()
+		if end <= uint64(at) {
+			continue
+		}
+		if err := s.o.Fill(ctx, p.m, at, min(size, end-uint64(at))); err != nil {
+			return fmt.Errorf("%s: filling %s: %w", op, p.m.What(), err)
+		}
+	}
+	return nil
+}
+
+// returned ends the Suspension's part in chunks that are back.
+func (s *Suspension) returned(op string, lost []*chunk) {
+	owed := false
+	s.mu.Lock()
+	for _, c := range lost {
+		delete(s.chunks, c.h)
+		owed = owed || c.owed != nil
+		c.owed = nil
+	}
+	s.mu.Unlock()
+	for _, c := range lost {
+		c.kept.free()
+		c.kept = nil
+		c.h.Release() // the members have counts
+	}
+	s.resize()
+	var err error
+	if owed {
+		err = errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory that the driver did not take", Hint: "it is in use again: suspend it anew"})
+	}
+	s.settle(err)
+}

@@ -1,0 +1,223 @@
+package suspend
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/life"
+)
+
+// Out suspends members, after all work that could use their memory. After an error, and when
+// the context ends first, nothing has changed.
+func Out(ctx context.Context, op string, o Options, members []Member) (*Suspension, error) {
+	s, err := newSuspension(op, o, members)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.out(ctx, op, func(p *plan) error { return s.sys.WaitDevices(op, devicesOf(p)) }); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// OutAfter is Out that waits for nothing: the memory goes out of use at once, and a goroutine
+// does the rest when the fence, which is made once that is so, and what members add to it have
+// passed. Its error is that of the Suspension's Completion. Drain waits for it.
+func OutAfter(op string, o Options, members []Member, fence func() (*core.Fence, error)) (*Suspension, error) {
+	s, err := newSuspension(op, o, members)
+	if err != nil {
+		return nil, err
+	}
+	f, err := fence()
+	if err != nil {
+		s.giveUp(s.places)
+		return nil, err
+	}
+	s.sys.Go(func() {
+		if err := s.out(context.Background(), op, func(*plan) error { return s.await(f) }); err != nil {
+			s.End(err)
+		}
+	})
+	return s, nil
+}
+
+// await waits until the GPU has passed the fence and the work that members add. The members
+// are locked.
+func (s *Suspension) await(f *core.Fence) error {
+	for _, p := range s.places {
+		p.m.AddTo(f)
+	}
+	passed := make(chan struct{})
+	s.sys.Reclaim(f, nil, func() error { close(passed); return nil })
+	<-passed
+	return nil
+}
+
+// devicesOf returns the devices that can use what is to be taken.
+func devicesOf(p *plan) (all []driver.Device) {
+	for _, c := range p.going() {
+		for _, m := range c.maps {
+			all = append(all, m.Access().Devices()...)
+		}
+	}
+	return all
+}
+
+// out takes the memory of members that Begin took out of use. wait waits for the GPU. Until
+// the bytes are safe, an error or the end of the context undoes everything. From the first
+// mapping on that is unmapped it goes forward.
+func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error) error {
+	defer func() { s.turn <- struct{}{} }()
+	places := s.places
+	return locked(places, func() (err error) {
+		p := new(plan)
+		defer func() {
+			if err != nil {
+				s.stay(p)
+				s.giveUp(places)
+			}
+		}()
+		for _, at := range places {
+			if err := at.m.Settle(ctx, op); err != nil {
+				return err
+			}
+		}
+		p = newPlan(places)
+		for _, r := range p.ranges {
+			if err := r.maps[0].Range.Pause(op, r.maps, p.byName[r.maps[0].Memory].first.sleep); err != nil {
+				return err
+			}
+		}
+		if err := p.take(op); err != nil {
+			return err
+		}
+		if err := s.save(ctx, op, p.going(), func() error { return wait(p) }); err != nil {
+			return err
+		}
+		s.leave(op, places, p)
+		return nil
+	})
+}
+
+// stay undoes what out has done so far.
+func (s *Suspension) stay(p *plan) {
+	for _, c := range p.chunks {
+		if c.stays == "" && c.h.Taken() {
+			c.untake()
+		}
+		c.kept.free()
+		c.kept = nil
+	}
+	for _, r := range p.ranges {
+		r.maps[0].Range.Continue(r.maps)
+	}
+}
+
+// leave unmaps the memory, whose bytes are safe, and gives it back to the driver.
+func (s *Suspension) leave(op string, places []*place, p *plan) {
+	going := p.going()
+	for _, r := range ranges(going, nil) {
+		_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
+	}
+	for _, r := range p.ranges {
+		r.maps[0].Range.Continue(r.maps) // what stays is there
+	}
+	s.mu.Lock()
+	for _, c := range going {
+		s.chunks[c.h] = c
+	}
+	s.mu.Unlock()
+	s.asked, s.all = places, p.chunks
+	for _, c := range going {
+		s.drop(op, c)
+	}
+	s.Resize(s.account())
+	for _, at := range places {
+		at.m.Step(func() { at.step(done) })
+	}
+	s.settle(nil)
+	for _, at := range places {
+		at.m.Release()
+	}
+}
+
+// account brings the report up to date, and returns how much host memory is used.
+func (s *Suspension) account() uint64 {
+	r := report(s.asked, s.all, func(c *chunk) (bool, string) {
+		switch {
+		case c.stays != "":
+			return false, c.stays
+		case c.owed != nil:
+			return false, fmt.Sprintf("the driver refused, and is asked again: %v", c.owed)
+		}
+		return true, ""
+	})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.report = r
+	return r.Host
+}
+
+// drop releases the memory of a chunk that is unmapped, and was taken. What the driver refuses
+// is owed: it is one of the System's leftovers.
+func (s *Suspension) drop(op string, c *chunk) {
+	err := c.unpin(op)
+	if err == nil {
+		if r := c.h.Drop(); r != driver.Success {
+			err = c.h.ReleaseError(op, r)
+		}
+	}
+	s.mu.Lock()
+	before := c.owed
+	c.owed = err
+	s.mu.Unlock()
+	if err != nil && before == nil {
+		s.sys.Left("suspended memory", int(c.size), core.DeviceOf(c.h.Asked.Location), err, func() error { return s.dropAgain(op, c) })
+	}
+}
+
+// dropAgain is drop for the System's leftovers. It waits for nobody who moves bytes.
+func (s *Suspension) dropAgain(op string, c *chunk) error {
+	select {
+	case <-s.turn:
+	default:
+		return life.ErrAgain
+	}
+	defer func() { s.turn <- struct{}{} }()
+	if c.owed == nil {
+		return nil // it was resumed
+	}
+	if s.drop(op, c); c.owed != nil {
+		return c.owed
+	}
+	s.account()
+	s.settle(nil)
+	s.prune()
+	return nil
+}
+
+// settle ends the Released of the Suspension once nothing is owed. The caller has the turn.
+func (s *Suspension) settle(err error) {
+	s.mu.Lock()
+	end := !s.ended
+	for _, c := range s.chunks {
+		end = end && c.owed == nil
+	}
+	s.ended = s.ended || end
+	s.mu.Unlock()
+	if end {
+		s.End(err)
+	}
+}
+
+// unpin tries to unmap again what could not be unmapped.
+func (c *chunk) unpin(op string) error {
+	for _, m := range c.maps {
+		if err := m.Unpin(op); err != nil {
+			return err
+		}
+	}
+	return nil
+}

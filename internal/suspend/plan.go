@@ -1,0 +1,258 @@
+package suspend
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/vrange"
+)
+
+// chunk is memory of the named members, once however many of them map it. Its Suspension is
+// an owner of it until it comes back, or until no member needs it.
+type chunk struct {
+	h    *phys.Handle
+	size uint64
+	// first is the member that was named first of those that map it, and maps are the
+	// mappings of all.
+	first *place
+	maps  []*vrange.Mapping
+	// fills is the member whose source fills the memory as it comes back.
+	fills *place
+	// stays says why the memory is not taken. It stays mapped, and nothing is kept of it.
+	stays string
+	kept  *kept // its bytes, in host memory; nil if they are not kept
+	// owed: the driver refused to unmap or to release it, which the System's leftovers try
+	// again.
+	owed error
+}
+
+// plan is what becomes of the named members' memory.
+type plan struct {
+	chunks []*chunk // each once, in the order of the members and their addresses
+	byName map[*phys.Handle]*chunk
+	ranges []stretch // all mappings
+}
+
+// stretch is mappings of one range, in order, that driver calls can take together.
+type stretch struct {
+	maps  []*vrange.Mapping
+	reach driver.Location // the device that writes them as they come back, if it may not
+}
+
+// ranges returns the mappings of chunks.
+func ranges(chunks []*chunk, reach func(*vrange.Mapping) driver.Location) (all []stretch) {
+	type key struct {
+		in    *vrange.Range
+		reach driver.Location
+	}
+	at := map[key]int{}
+	for _, c := range chunks {
+		for _, m := range c.maps {
+			k := key{in: m.Range}
+			if reach != nil {
+				k.reach = reach(m)
+			}
+			i, known := at[k]
+			if !known {
+				i = len(all)
+				at[k] = i
+				all = append(all, stretch{reach: k.reach})
+			}
+			all[i].maps = append(all[i].maps, m)
+		}
+	}
+	for _, r := range all {
+		slices.SortFunc(r.maps, func(a, b *vrange.Mapping) int { return cmp.Compare(a.Off, b.Off) })
+	}
+	return all
+}
+
+// newPlan collects the chunks of members that are locked, or, for a preview, may change
+// meanwhile.
+func newPlan(places []*place) *plan {
+	p := &plan{byName: map[*phys.Handle]*chunk{}}
+	for _, at := range places {
+		for _, m := range at.m.Mappings() {
+			c := p.byName[m.Memory]
+			if c == nil {
+				c = &chunk{h: m.Memory, size: m.Memory.Size, first: at}
+				p.byName[m.Memory] = c
+				p.chunks = append(p.chunks, c)
+			}
+			c.maps = append(c.maps, m)
+		}
+	}
+	p.ranges = ranges(p.chunks, nil)
+	return p
+}
+
+// decide says which chunks stay: a chunk goes if the named members hold all its counts, no
+// other process can have it, and nothing else of this one uses it. own is how many counts the
+// caller has of each.
+func (p *plan) decide(own int64) {
+	others := map[*phys.Handle]bool{}
+	for _, c := range p.chunks {
+		mapped, named := int64(c.h.Mappings.Load()), int64(len(c.maps))
+		switch {
+		case c.stays != "":
+		case c.h.Exported():
+			c.stays = "it was exported, so that another process may have it"
+		case mapped > named:
+			c.stays = "it is mapped elsewhere"
+			others[c.h] = true
+		case c.h.Owners() > named+own:
+			c.stays = "an Allocation, or a descriptor that is being made, holds it"
+		}
+	}
+	if len(others) > 0 {
+		p.nameOthers(others)
+	}
+}
+
+// nameOthers says where chunks are mapped besides.
+func (p *plan) nameOthers(shared map[*phys.Handle]bool) {
+	named := map[*vrange.Mapping]bool{}
+	for _, c := range p.chunks {
+		for _, m := range c.maps {
+			named[m] = true
+		}
+	}
+	p.chunks[0].h.System().Live.Each(func(o *life.Object, owner life.Owner) {
+		if m, ok := owner.(*vrange.Mapping); ok && shared[m.Memory] && !named[m] {
+			shared[m.Memory] = false // one is enough
+			p.byName[m.Memory].stays = fmt.Sprintf("memory at %#x, which was not named, shares it", uint64(m.Ptr()))
+		}
+	})
+}
+
+// going returns the chunks that are taken.
+func (p *plan) going() (all []*chunk) {
+	for _, c := range p.chunks {
+		if c.stays == "" {
+			all = append(all, c)
+		}
+	}
+	return all
+}
+
+// Report says what became of the memory, or what would.
+type Report struct {
+	Members []Held
+	// Host is how many bytes of host memory keep the contents.
+	Host uint64
+}
+
+// Held is the memory of one member, in bytes. Memory that several members map counts for the
+// one that was named first.
+type Held struct {
+	Member Member
+	// Asked are the member's, Given those that went back to the driver.
+	Asked, Given uint64
+	// Rest says what keeps the others.
+	Rest []Rest
+}
+
+// Rest is memory that was not given back.
+type Rest struct {
+	Bytes uint64
+	Why   string
+}
+
+// report counts chunks. given says whether one went back.
+func report(places []*place, chunks []*chunk, given func(*chunk) (yes bool, why string)) Report {
+	r := Report{Members: make([]Held, len(places))}
+	for i, p := range places {
+		held := &r.Members[i]
+		held.Member = p.m
+		for _, c := range chunks {
+			if c.first != p {
+				continue
+			}
+			held.Asked += c.size
+			yes, why := given(c)
+			if c.kept != nil {
+				r.Host += c.size
+			}
+			if yes {
+				held.Given += c.size
+				continue
+			}
+			if n := len(held.Rest); n > 0 && held.Rest[n-1].Why == why {
+				held.Rest[n-1].Bytes += c.size
+			} else {
+				held.Rest = append(held.Rest, Rest{c.size, why})
+			}
+		}
+	}
+	return r
+}
+
+// tries and pause bound how long Take is tried while a driver call of another goroutine uses
+// the memory, such as a query of its properties. A multicast binding uses it for longer.
+const (
+	tries = 20
+	pause = 100 * time.Microsecond
+)
+
+// take takes the memory of chunks, so that no one maps or exports it, and decides which stay.
+// Until then a chunk may have got another owner.
+func (p *plan) take(op string) error {
+	for _, c := range p.chunks {
+		if r := c.h.Lost(); r != driver.Success {
+			return errs.New(errs.Failure{Op: op, Call: driver.CallMemUnmap, Result: r, Asked: errs.Bytes(c.size)})
+		}
+		err := c.h.Take(op)
+		for n := 1; err != nil && n < tries && !c.h.Imported; n++ {
+			time.Sleep(pause)
+			err = c.h.Take(op)
+		}
+		if err != nil {
+			c.stays = "a multicast binding uses it"
+			continue
+		}
+		c.h.Retain()
+	}
+	p.decide(1)
+	for _, c := range p.chunks {
+		if c.stays != "" && c.h.Taken() {
+			c.untake()
+		}
+	}
+	return nil
+}
+
+// untake returns the memory, unchanged, and ends the Suspension's hold of it.
+func (c *chunk) untake() {
+	c.h.Return()
+	c.h.Release() // others hold it
+}
+
+// Preview reports what Out would do. Members may change meanwhile.
+func Preview(op string, o Options, members []Member) (Report, error) {
+	var places []*place
+	for _, m := range members {
+		if err := m.Acquire(op); err != nil {
+			return Report{}, err
+		}
+		defer m.Release()
+		if s := m.Berth().Sleep(); s != nil {
+			return Report{}, s.Error(op)
+		}
+		places = append(places, &place{m: m})
+	}
+	p := newPlan(places)
+	p.decide(0)
+	r := report(places, p.chunks, func(c *chunk) (bool, string) { return c.stays == "", c.stays })
+	if o.Keep {
+		for _, c := range p.going() {
+			r.Host += c.size
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,306 @@
+package vmm
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/suspend"
+)
+
+type sealedMemory = suspend.Sealed
+
+// Memory is what can be suspended: a Buffer, an Array or a Mapping. Only this library
+// implements it.
+type Memory interface {
+	sealedMemory
+	// Ptr returns the address of the first byte, fixed for life.
+	Ptr() cuda.Ptr
+}
+
+// Keep says what becomes of the bytes of suspended memory.
+type Keep uint8
+
+const (
+	// KeepHost keeps the bytes in host memory, and Resume copies them back.
+	KeepHost Keep = iota
+	// Drop keeps nothing: after Resume the contents are undefined.
+	Drop
+)
+
+// String names what is kept.
+func (k Keep) String() string {
+	switch k {
+	case KeepHost:
+		return "kept in host memory"
+	case Drop:
+		return "dropped"
+	}
+	return fmt.Sprintf("Keep(%d)", uint8(k))
+}
+
+// SuspendOptions determine what becomes of the bytes. The zero value keeps them in host memory.
+type SuspendOptions struct {
+	Keep Keep
+	// Source, if it is not nil, writes the bytes anew within Resume, and nothing is kept.
+	Source Source
+}
+
+// Source brings the contents of memory that was suspended.
+type Source interface {
+	// Fill writes n bytes at an address, which are a part of m, as work on the stream, or
+	// returns when it has written them. Resume calls it for each run of memory that comes
+	// back, up to the bytes in use, and then waits for the stream. Operations of m itself
+	// still return ErrSuspended: Fill uses the address.
+	Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error
+}
+
+// SourceAt is a Source for one object, whose byte i is byte i of the reader.
+func SourceAt(r io.ReaderAt) Source { return readerSource{r} }
+
+type readerSource struct{ r io.ReaderAt }
+
+func (f readerSource) Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error {
+	piece := make([]byte, min(n, ioBytes))
+	for done := 0; done < n; {
+		if err := context.Cause(ctx); err != nil {
+			return err
+		}
+		part := piece[:min(n-done, len(piece))]
+		if got, err := f.r.ReadAt(part, int64(at-m.Ptr())+int64(done)); got < len(part) {
+			if err == nil || err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+		if err := s.Upload(at+cuda.Ptr(done), part); err != nil {
+			return err
+		}
+		done += len(part)
+	}
+	return nil
+}
+
+// Suspension is memory that Suspend took away. It is over when all of it was resumed or closed.
+// All methods are safe for concurrent use.
+type Suspension struct {
+	s       *suspend.Suspension
+	watched life.Watched
+}
+
+// Suspend gives the memory back to the driver, and keeps its addresses: other memory takes its
+// place at Resume, with the same contents, access and length. Meanwhile the GPU's memory is
+// free for others, of this process or another.
+//
+// It waits for all work that could use the memory, as Clip does, and copies the bytes out. From
+// its beginning on operations of the memory return ErrSuspended, except those that need none: see
+// the package documentation. After an error, and when ctx ends first, nothing has changed.
+//
+// A chunk goes if the named memory is its only owner: memory that Fork or Move shares goes if
+// all who share it are named, and is copied once. What stays is mapped as before, and Report
+// says why. Memory that is published, or used by a Host function, is refused (ErrInUse), as is
+// memory of another process (ErrNotSupported).
+func Suspend(ctx context.Context, o SuspendOptions, m ...Memory) (*Suspension, error) {
+	const op = "vmm.Suspend"
+	members, err := membersOf(op, m)
+	if err != nil {
+		return nil, err
+	}
+	in, err := o.resolve(op, m)
+	if err != nil {
+		return nil, err
+	}
+	s, err := suspend.Out(ctx, op, in, members)
+	if err != nil {
+		return nil, err
+	}
+	return made(s), nil
+}
+
+// SuspendAfter is Suspend without waiting: the memory goes out of use at once. A goroutine copies
+// it out and gives it back when the work that is on the streams now is done, and the work of
+// copies from and to it that are being submitted during the call. If that fails all is as
+// before, and Released says why.
+//
+// Without a stream it returns ErrInvalidArgument; with one that captures a graph it returns
+// ErrCapturing and nothing has changed. System.Drain waits for the goroutine.
+func SuspendAfter(o SuspendOptions, streams []*cuda.Stream, m ...Memory) (*Suspension, error) {
+	const op = "vmm.SuspendAfter"
+	members, err := membersOf(op, m)
+	if err != nil {
+		return nil, err
+	}
+	in, err := o.resolve(op, m)
+	if err != nil {
+		return nil, err
+	}
+	s, err := suspend.OutAfter(op, in, members, func() (*core.Fence, error) {
+		return core.FenceOf(members[0].System(), op, streams)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return made(s), nil
+}
+
+// made returns a Suspension for the user, whose loss is reported.
+func made(s *suspend.Suspension) *Suspension {
+	p := &Suspension{s: s}
+	s.Watch(&p.watched)
+	return p
+}
+
+// membersOf checks what the caller named.
+func membersOf(op string, all []Memory) ([]suspend.Member, error) {
+	if len(all) == 0 {
+		return nil, errs.Invalid(op, "no memory", "name the buffers, arrays and mappings to suspend")
+	}
+	seen := map[*suspend.Berth]bool{}
+	members := make([]suspend.Member, len(all))
+	for i, m := range all {
+		in := suspend.Of(m)
+		switch {
+		case in == nil:
+			return nil, errs.Invalid(op, "nil memory", "pass buffers, arrays and mappings that were made by this package")
+		case seen[in.Berth()]:
+			return nil, errs.Invalid(op, in.What()+" twice", "name each object once; an Array and its Buffer are one object")
+		case in.System() != suspend.Of(all[0]).System():
+			return nil, errs.ForeignError(op, "memory")
+		}
+		seen[in.Berth()] = true
+		members[i] = in
+	}
+	return members, nil
+}
+
+// resolve returns the options in the inner form.
+func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error) {
+	if o.Keep > Drop {
+		return suspend.Options{}, errs.Invalid(op, o.Keep.String(), "use KeepHost or Drop")
+	}
+	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Lack: lackOf}
+	if o.Source == nil {
+		return in, nil
+	}
+	public := map[*suspend.Berth]Memory{} // a Source keeps the memory reachable
+	for _, m := range all {
+		public[suspend.Of(m).Berth()] = m
+	}
+	in.Fill = func(ctx context.Context, m suspend.Member, at driver.Ptr, n uint64) error {
+		s, err := m.Device().Transfer()
+		if err != nil {
+			return err
+		}
+		err = o.Source.Fill(ctx, s, public[m.Berth()], cuda.Ptr(at), int(n))
+		if waited := s.Synchronize(); err == nil {
+			err = waited
+		}
+		return err
+	}
+	return in, nil
+}
+
+func lackOf(op string, m suspend.Member, h *phys.Handle, all, made uint64, r driver.Result) error {
+	return createError(op, m.Device(), int(h.Size), all, made, h.Asked, r)
+}
+
+// inner returns the inner state, or an error for a Suspension that no function made.
+func (s *Suspension) inner(op string) (*suspend.Suspension, error) {
+	if s == nil || s.s == nil {
+		return nil, errs.Invalid(op, "a nil Suspension", "make one with Suspend or SuspendAfter")
+	}
+	return s.s, nil
+}
+
+// Resume brings the memory back, with none named all that still sleeps: it creates memory, maps
+// it where it was, and copies the bytes in. While the device has not enough memory it waits, if
+// ctx ever ends, and then returns ErrOutOfMemory. After an error all of it sleeps on, with
+// nothing lost. Memory that is awake stays so, and memory that is not of this Suspension is
+// ErrInvalidArgument. Resume waits for a SuspendAfter that has not ended.
+func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
+	const op = "vmm.Suspension.Resume"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	var members []suspend.Member
+	if len(m) > 0 {
+		if members, err = membersOf(op, m); err != nil {
+			return err
+		}
+	}
+	return in.Resume(ctx, op, members)
+}
+
+// Released returns the completion of the suspension: the memory that goes is free then, as far
+// as this process is concerned. Its error is that of a SuspendAfter that failed, or says that
+// memory was resumed which the driver had not taken.
+func (s *Suspension) Released() cuda.Completion { return s.s.Completion() }
+
+// Report says what became of memory that is suspended, in bytes.
+type Report struct {
+	// Memory has an entry for each object, in the order in which they were named.
+	Memory []Held
+	// Asked, Given and Held are the sums: Held stayed.
+	Asked, Given, Held int
+	// Host is how much host memory keeps the contents.
+	Host int
+}
+
+// Held is the memory of one object. Memory that several share counts for the first of them.
+type Held struct {
+	// Name says what it is, and Ptr where.
+	Name string
+	Ptr  cuda.Ptr
+	// Asked bytes of memory were to go, and Given of them went back to the driver.
+	Asked, Given int
+	// Rest says what keeps the others.
+	Rest []Rest
+}
+
+// Rest is memory that stayed, and why.
+type Rest struct {
+	Bytes int
+	Why   string
+}
+
+// Report says what became of the memory at its suspension. It is empty while SuspendAfter waits
+// for the GPU.
+func (s *Suspension) Report() Report { return reportOf(s.s.Report()) }
+
+// Preview says what Suspend would do, before anything moves. What other goroutines do meanwhile
+// may change it.
+func Preview(o SuspendOptions, m ...Memory) (Report, error) {
+	const op = "vmm.Preview"
+	members, err := membersOf(op, m)
+	if err != nil {
+		return Report{}, err
+	}
+	in, err := o.resolve(op, m)
+	if err != nil {
+		return Report{}, err
+	}
+	r, err := suspend.Preview(op, in, members)
+	return reportOf(r), err
+}
+
+func reportOf(in suspend.Report) (r Report) {
+	r.Host = int(in.Host)
+	for _, h := range in.Members {
+		out := Held{Name: h.Member.What(), Ptr: cuda.Ptr(h.Member.Base()), Asked: int(h.Asked), Given: int(h.Given)}
+		for _, rest := range h.Rest {
+			out.Rest = append(out.Rest, Rest{int(rest.Bytes), rest.Why})
+		}
+		r.Memory = append(r.Memory, out)
+		r.Asked += out.Asked
+		r.Given += out.Given
+		r.Held += out.Asked - out.Given
+	}
+	return r
+}

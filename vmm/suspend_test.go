@@ -1,0 +1,92 @@
+package vmm_test
+
+import (
+	"context"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// free returns how much of a device's memory is free, in granules.
+func (w *world) free(device int) int {
+	free, _ := w.m.Memory(device)
+	return (free + kib64 - 1) / kib64
+}
+
+func (w *world) suspend(m ...vmm.Memory) *vmm.Suspension {
+	s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, m...)
+	require.NoError(w.t, err)
+	return s
+}
+
+func (w *world) ctx() context.Context { return context.Background() }
+
+// bytes returns what is in a buffer.
+func (w *world) bytes(b *vmm.Buffer) []byte {
+	got, err := w.m.Bytes(b.Ptr(), b.Stats().Committed)
+	require.NoError(w.t, err)
+	return got
+}
+
+func TestSuspendGivesMemoryBackAndResumeBringsItBack(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	before := w.free(0)
+	b := w.buffer(3, both(w, vmm.ReadWrite)...)
+	require.NoError(t, b.Grow(2*kib64))
+	want := w.bytes(b)
+	stats := b.Stats()
+
+	s := w.suspend(b)
+	require.Equal(t, before, w.free(0))
+	require.Equal(t, stats.Committed, b.Stats().Suspended)
+	require.ErrorIs(t, gputest.Err(b.Append(nil, []byte{1})), cuda.ErrSuspended)
+	require.NoError(t, s.Released().Wait(w.ctx()))
+	r := s.Report()
+	require.Equal(t, stats.Committed, r.Given)
+	require.Zero(t, r.Held)
+	require.Equal(t, stats.Committed, r.Host)
+
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, stats, b.Stats())
+	require.Equal(t, want, w.bytes(b))
+	require.NoError(t, gputest.Err(b.Append(w.far, []byte{1})), "the peer has its access back")
+	require.NoError(t, s.Resume(w.ctx()), "idempotent")
+}
+
+// Chunks of a family go once, if all of it is named.
+func TestAFamilySleeps(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	before := w.free(0)
+	b := w.buffer(4)
+	fork, err := b.Fork(nil, 3*kib64+100, vmm.ForkOptions{})
+	require.NoError(t, err)
+	w.own(fork)
+	next, err := fork.Move(vmm.MoveOptions{})
+	require.NoError(t, err)
+	w.own(next)
+	want, wantFork := w.bytes(b), w.bytes(next)
+
+	s := w.suspend(b, fork)
+	r := s.Report()
+	require.Equal(t, []int{5 * kib64, kib64, 4 * kib64}, []int{r.Asked, r.Given, r.Held})
+	require.Contains(t, r.Memory[0].Rest[0].Why, "which was not named")
+	require.Equal(t, before-4, w.free(0), "the moved buffer was not named")
+	require.Equal(t, wantFork, w.bytes(next))
+	require.NoError(t, s.Resume(w.ctx()))
+
+	s = w.suspend(next, b, fork)
+	require.Equal(t, before, w.free(0))
+	require.Zero(t, s.Report().Held)
+	require.NoError(t, s.Resume(w.ctx(), fork))
+	require.Equal(t, before-4, w.free(0))
+	require.Equal(t, wantFork, w.bytes(fork))
+	require.ErrorIs(t, gputest.Err(next.Append(nil, []byte{1})), cuda.ErrSuspended)
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, want, w.bytes(b))
+	require.Equal(t, wantFork, w.bytes(next))
+}
