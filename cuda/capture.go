@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -51,6 +52,9 @@ var captureModes = map[CaptureMode]driver.CaptureMode{
 type CaptureOptions struct {
 	// Mode is thread-local by default.
 	Mode CaptureMode
+	// Uses is memory that the graph's kernels use, as far as the caller declares it: while any
+	// of it is suspended, Launch of the graph returns ErrSuspended.
+	Uses []Span
 }
 
 // WithCapture makes a Graph of the work that body puts on the stream, which is
@@ -78,6 +82,11 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	}
 	if _, ok := captureModes[o.Mode]; !ok {
 		return nil, errs.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
+	}
+	for _, u := range o.Uses {
+		if u.Bytes <= 0 {
+			return nil, errs.Invalid(op, fmt.Sprintf("a use of %d bytes at %v", u.Bytes, u.At), "name the addresses that the graph uses")
+		}
 	}
 	if s.in.IsLegacy() {
 		return nil, errs.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
@@ -110,7 +119,11 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	if err != nil {
 		return nil, c.discard(op, fmt.Errorf("%s: %w", op, err))
 	}
-	return c.graph(op)
+	g, err := c.graph(op)
+	if err == nil {
+		g.g.uses = slices.Clone(o.Uses)
+	}
+	return g, err
 }
 
 // errOwnCaptured refuses to capture on the device's own stream: an operation that

@@ -10,7 +10,7 @@ import (
 
 // The copies below are work on the stream: they return at once and run later.
 // The addresses are the caller's responsibility, as in the driver; the vmm
-// package has forms that check. On a stream that captures they become part of
+// package has forms that check. An address of memory that is suspended is ErrSuspended. On a stream that captures they become part of
 // the graph, whose launches use the same addresses and host memory:
 // a function of Graph.OnClose may give those back.
 
@@ -18,6 +18,9 @@ import (
 func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 	const op = "cuda.Stream.CopyFromHost"
 	return s.withHost(op, src, func() error {
+		if err := s.awake(op, dst, src.len); err != nil {
+			return err
+		}
 		return s.copied(op, driver.CallMemcpyHtoDAsync, src.len, "to", dst,
 			s.sys().Drv.MemcpyHtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), src.pointer(), uint64(src.len), s.in.Handle))
 	})
@@ -27,6 +30,9 @@ func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 func (s *Stream) CopyToHost(dst HostSlice, src Ptr) error {
 	const op = "cuda.Stream.CopyToHost"
 	return s.withHost(op, dst, func() error {
+		if err := s.awake(op, src, dst.len); err != nil {
+			return err
+		}
 		return s.copied(op, driver.CallMemcpyDtoHAsync, dst.len, "from", src,
 			s.sys().Drv.MemcpyDtoHAsync(s.in.Ctx.Handle, dst.pointer(), driver.Ptr(src), uint64(dst.len), s.in.Handle))
 	})
@@ -59,6 +65,11 @@ func (s *Stream) Copy(dst, src Ptr, n int) error {
 	if n == 0 {
 		return nil
 	}
+	for _, at := range [...]Ptr{dst, src} {
+		if err := s.awake(op, at, n); err != nil {
+			return err
+		}
+	}
 	r := s.sys().Drv.MemcpyDtoDAsync(s.in.Ctx.Handle, driver.Ptr(dst), driver.Ptr(src), uint64(n), s.in.Handle)
 	if r != driver.Success {
 		return s.in.Ctx.CallError(op, driver.CallMemcpyDtoDAsync, r,
@@ -76,6 +87,9 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 	defer s.in.Release()
 	if n == 0 {
 		return nil
+	}
+	if err := s.awake(op, dst, n); err != nil {
+		return err
 	}
 	return s.copied(op, driver.CallMemsetD8Async, n, "at", dst,
 		s.sys().Drv.MemsetD8Async(s.in.Ctx.Handle, driver.Ptr(dst), value, uint64(n), s.in.Handle))
@@ -112,6 +126,9 @@ func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 	if len(src) == 0 {
 		return nil
 	}
+	if err := s.awake(op, dst, len(src)); err != nil {
+		return err
+	}
 	for {
 		capturing, r := s.in.Capturing()
 		if r != driver.Success {
@@ -143,6 +160,9 @@ func (s *Stream) download(dst []byte, src Ptr, g core.Guard) error {
 	defer s.in.Release()
 	if len(dst) == 0 {
 		return nil
+	}
+	if err := s.awake(op, src, len(dst)); err != nil {
+		return err
 	}
 	if err := s.notCapturing(op); err != nil {
 		return err

@@ -24,6 +24,7 @@ type graph struct {
 	sys    *System
 	ctx    *core.Context // of the stream that it was captured on
 	staged staged
+	uses   []Span // set before the graph has a user
 
 	// mu guards the rest.
 	mu       lock.Mutex[lock.Stem]
@@ -59,7 +60,8 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 
 // Launch puts the graph's work on the stream, behind earlier launches of the
 // same graph on any stream. It returns at once. On a stream that captures it returns
-// ErrCapturing, since that capture's graph would outlive this one.
+// ErrCapturing, since that capture's graph would outlive this one. While memory is suspended
+// that CaptureOptions.Uses names it returns ErrSuspended.
 func (g *Graph) Launch(s *Stream) error {
 	const op = "cuda.Graph.Launch"
 	if err := s.use(op); err != nil {
@@ -72,6 +74,11 @@ func (g *Graph) Launch(s *Stream) error {
 	defer g.g.closer.Release()
 	if err := s.notCapturing(op); err != nil {
 		return err
+	}
+	for _, u := range g.g.uses {
+		if err := s.awake(op, u.At, u.Bytes); err != nil {
+			return err
+		}
 	}
 	return s.in.Uncaptured(op, func() error { return g.g.launch(op, s) })
 }

@@ -98,7 +98,8 @@ func (k *Kernel) acquire(op string) (*Module, error) {
 // declares it; otherwise have the kernel take their elements instead.
 //
 // Nothing keeps the memory behind an address alive while the kernel runs: close
-// it with CloseAfter and this stream, or with Close.
+// it with CloseAfter and this stream, or with Close. A Ptr into memory that is suspended is
+// ErrSuspended; other integers, and addresses in memory, are not looked at.
 func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	const op = "cuda.Kernel.Launch"
 	if _, err := k.inner(op); err != nil {
@@ -124,6 +125,9 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	}
 	defer m.closer.Release()
 	if err := k.allow(op, l.SharedBytes); err != nil {
+		return err
+	}
+	if err := s.awakeAll(op, args); err != nil {
 		return err
 	}
 	if !l.Cooperative {

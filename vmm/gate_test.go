@@ -3,6 +3,7 @@
 package vmm_test
 
 import (
+	"context"
 	"reflect"
 	"slices"
 	"testing"
@@ -24,6 +25,14 @@ type gated struct {
 	chunk *phys.Handle // to attach, if it is of imported memory
 	hold  share.Hold   // for methods of a hold
 	other *vmm.Buffer  // another, to copy from
+	wake  []func()     // before the end, the last first
+}
+
+func (g *gated) end() {
+	for _, wake := range slices.Backward(g.wake) {
+		wake()
+	}
+	g.world.end()
 }
 
 // ways are the methods by which a buffer is used, and the operation that each is for the
@@ -43,12 +52,16 @@ var ways = []struct {
 		return gputest.Err(g.b.AppendSlice(nil, from))
 	}},
 	{"Buffer", "Resize", "resizing", func(g *gated) error { return g.b.Resize(nil, 3*kib64) }},
+	{"Buffer", "Resize shorter", "shortening", func(g *gated) error { return g.b.Resize(nil, 10) }},
 	{"Buffer", "Clip", "clipping", func(g *gated) error { return g.b.Clip() }},
 	{"Buffer", "ClipAfter", "clipping", func(g *gated) error { return g.b.ClipAfter(g.world.s) }},
 	{"Buffer", "Move", "moving", func(g *gated) error { return g.owning(g.b.Move(vmm.MoveOptions{})) }},
 	{"Buffer", "Fork", "forking", func(g *gated) error { return g.owning(g.b.Fork(nil, 10, vmm.ForkOptions{})) }},
 	{"Buffer", "SetAccess", "granting", func(g *gated) error {
 		return g.b.SetAccess(vmm.Access{Location: g.peer.Location(), Mode: vmm.ReadWrite})
+	}},
+	{"Buffer", "SetAccess lower", "revoking", func(g *gated) error {
+		return g.b.SetAccess(vmm.Access{Location: g.d.Location(), Mode: vmm.ReadOnly})
 	}},
 	{"Buffer", "DMABuf", "exporting", func(g *gated) error {
 		f, err := g.b.DMABuf(0, kib64)
@@ -101,6 +114,12 @@ var ways = []struct {
 	}},
 	{"Hold", "Release", "", func(g *gated) error { g.hold.Release(); return nil }},
 
+	{"package", "Suspend", "sleeping", func(g *gated) error { return g.sleeping(vmm.Suspend(g.ctx(), vmm.SuspendOptions{}, g.b)) }},
+	{"package", "SuspendAfter", "sleeping", func(g *gated) error {
+		return g.sleeping(vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{g.far}, g.b))
+	}},
+
+	{"change", "job", "catchingUp", func(g *gated) error { return vmm.Allow(g.b, "catchingUp") }},
 	{"reclaimer", "job", "reclaiming", func(g *gated) error { return g.drain() }},
 }
 
@@ -122,6 +141,43 @@ func (g *gated) few() cuda.HostSlice {
 	s, err := g.host.Slice(0, 10)
 	require.NoError(g.t, err)
 	return s
+}
+
+// sleeping has a suspended buffer wake before it is closed.
+func (g *gated) sleeping(s *vmm.Suspension, err error) error {
+	if err == nil {
+		g.wake = append(g.wake, func() { require.NoError(g.t, s.Resume(g.ctx())) })
+	}
+	return err
+}
+
+// asleep suspends the buffer, up to a state.
+func (g *gated) asleep(state string) {
+	switch state {
+	case "suspending":
+		g.m.Hold(g.far.Handle())
+		require.NoError(g.t, g.sleeping(vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{g.far}, g.b)))
+		g.wake = append(g.wake, func() { g.m.Release(g.far.Handle()) })
+	case "suspended":
+		require.NoError(g.t, g.sleeping(vmm.Suspend(g.ctx(), vmm.SuspendOptions{}, g.b)))
+	case "resuming":
+		fill := blockingSource{make(chan struct{}), make(chan struct{})}
+		s, err := vmm.Suspend(g.ctx(), vmm.SuspendOptions{Source: fill}, g.b)
+		require.NoError(g.t, err)
+		resumed := make(chan error)
+		go func() { resumed <- s.Resume(g.ctx()) }()
+		<-fill.begun
+		g.wake = append(g.wake, func() { close(fill.end); require.NoError(g.t, <-resumed) })
+	}
+}
+
+// blockingSource stays in Fill.
+type blockingSource struct{ begun, end chan struct{} }
+
+func (b blockingSource) Fill(context.Context, *cuda.Stream, vmm.Memory, cuda.Ptr, int) error {
+	close(b.begun)
+	<-b.end
+	return nil
 }
 
 func (g *gated) owning(b *vmm.Buffer, err error) error {
@@ -166,7 +222,10 @@ func newGated(t *testing.T, state, on, method string) *gated {
 	case state == "failed":
 		g.m.Inject(sim.Fault{Call: "cuMemUnmap", Times: 1, Result: code})
 		require.Error(t, b.Clip())
-	case method == "job":
+	case on == "reclaimer":
+		if state == "suspended" {
+			g.asleep(state)
+		}
 		g.m.Hold(g.world.s.Handle())
 		require.NoError(t, b.ClipAfter(g.world.s))
 	default:
@@ -180,35 +239,55 @@ func newGated(t *testing.T, state, on, method string) *gated {
 		require.NoError(t, err)
 		g.own(closerFunc(func() error { g.hold.Release(); return nil }))
 	}
+	if vmm.StateOf(b) != state {
+		g.asleep(state)
+	}
 	require.Equal(t, state, vmm.StateOf(b))
 	return g
+}
+
+// impossible reports whether no buffer of a state can be used in a way.
+func impossible(state, on, method string) bool {
+	moving := state == "suspending" || state == "resuming"
+	switch {
+	case on == "Hold": // a buffer that is held neither moves nor sleeps, and one that does is not held
+		return state == "moved" || moving || state == "suspended"
+	case method == "Attach" || method == "SetLen": // memory of another process does not sleep
+		return moving || state == "suspended"
+	case on == "reclaimer": // whoever moves the bytes has settled what was clipped
+		return moving
+	case method == "Close": // waits until the bytes have moved
+		return moving
+	}
+	return false
 }
 
 // Each state permits what the gate says, by every way in to a buffer.
 func TestTheGate(t *testing.T) {
 	for _, state := range vmm.StateNames {
 		for _, way := range ways {
-			if way.on == "Hold" && state == "moved" {
-				continue // a buffer that is held is not moved, and one that was moved is not held
+			if impossible(state, way.on, way.method) {
+				continue
 			}
 			t.Run(state+"/"+way.on+"."+way.method, func(t *testing.T) {
 				g := newGated(t, state, way.on, way.method)
 				defer g.end()
-				if way.method == "job" {
+				if way.on == "reclaimer" {
 					g.m.Release(g.world.s.Handle())
 				}
 				err := way.do(g)
 				switch verdict := verdictOf(state, way.operation); verdict {
 				case "no":
-					require.ErrorIs(t, err, cuda.ErrMoved)
-					require.ErrorContains(t, err, "its successor at")
+					refusal := refusals[state]
+					require.ErrorIs(t, err, refusal.kind)
+					require.ErrorContains(t, err, refusal.text)
 				case "partly":
 					require.ErrorIs(t, err, cuda.ErrInUse)
 					require.ErrorContains(t, err, "could not be unmapped after an earlier failure")
 				default:
 					require.NoError(t, err)
 				}
-				if way.method == "job" {
+				if way.on == "reclaimer" {
 					require.Equal(t, state == "failed", g.b.Stats().Clipped > 0)
 				}
 			})
@@ -226,12 +305,24 @@ func TestEveryWayAsksTheGate(t *testing.T) {
 			g := newGated(t, "active", way.on, way.method)
 			defer g.end()
 			defer vmm.Refuse(way.operation)()
-			if way.method == "job" {
+			if way.on == "reclaimer" {
 				g.m.Release(g.world.s.Handle())
 			}
 			require.ErrorIs(t, way.do(g), cuda.ErrMoved)
 		})
 	}
+}
+
+// refusals are the errors of the states that say no.
+var refusals = map[string]struct {
+	kind error
+	text string
+}{
+	"moved":      {cuda.ErrMoved, "its successor at"},
+	"failed":     {cuda.ErrInUse, "could not be unmapped"},
+	"suspending": {cuda.ErrSuspended, "was suspended at"},
+	"suspended":  {cuda.ErrSuspended, "was suspended at"},
+	"resuming":   {cuda.ErrSuspended, "was suspended at"},
 }
 
 func verdictOf(state, operation string) string {

@@ -72,6 +72,9 @@ func (a *asleep) edit(change func([]interval) []interval) {
 	a.all.Store(&all)
 }
 
+// AnyAsleep reports whether any object sleeps.
+func (s *System) AnyAsleep() bool { return s.asleep.all.Load() != nil }
+
 // Awake refuses an operation on n bytes at an address if an object that sleeps has any of
 // them. It finds mistakes: an object may be suspended after the query.
 func (s *System) Awake(op string, at driver.Ptr, n uint64) error {

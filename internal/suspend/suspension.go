@@ -63,10 +63,8 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 			s.giveUp(s.places[:i])
 			return nil, err
 		}
-		s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
 		begun := false
 		if err := p.m.Begin(op, func() { p.step(begin); begun = true }); err != nil {
-			s.sys.Rouse(p.sleep)
 			if begun {
 				p.m.Step(func() { p.step(undone) })
 			}
@@ -74,6 +72,7 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 			s.giveUp(s.places[:i])
 			return nil, err
 		}
+		s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
 	}
 	s.sys.Track(s, life.KindSuspension, 0)
 	return s, nil

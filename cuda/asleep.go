@@ -1,0 +1,51 @@
+package cuda
+
+import (
+	"reflect"
+
+	"github.com/cuvmm/cuvmm/internal/driver"
+)
+
+// Span is a part of the address space: n bytes at an address.
+type Span struct {
+	At    Ptr
+	Bytes int
+}
+
+// awake refuses work on memory that was suspended. It finds the mistake of a program that
+// forgot to resume; memory that is suspended after the query is the caller's to order.
+func (s *Stream) awake(op string, at Ptr, n int) error {
+	return s.sys().Awake(op, driver.Ptr(at), uint64(n))
+}
+
+// awakeAll is awake for the addresses among the arguments of a kernel.
+func (s *Stream) awakeAll(op string, args []any) error {
+	if !s.sys().AnyAsleep() {
+		return nil
+	}
+	for _, arg := range args {
+		if err := s.awakeIn(op, reflect.ValueOf(arg)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Stream) awakeIn(op string, v reflect.Value) error {
+	if v.IsValid() && v.Type() == reflect.TypeFor[Ptr]() {
+		return s.awake(op, Ptr(v.Uint()), 1)
+	}
+	parts, part := 0, reflect.Value.Field
+	switch v.Kind() {
+	case reflect.Struct:
+		parts = v.NumField()
+	case reflect.Array:
+		parts, part = v.Len(), reflect.Value.Index
+	}
+	for i := range parts {
+		if err := s.awakeIn(op, part(v, i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
