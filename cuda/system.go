@@ -152,6 +152,10 @@ type Stats struct {
 	// Allocations of physical memory, imported ones included, and their bytes.
 	Allocations    int `json:"allocations"`
 	AllocatedBytes int `json:"allocated_bytes"`
+	// Suspended allocations, whose memory is away, and their bytes. They are not among the
+	// Allocations.
+	Suspended      int
+	SuspendedBytes int
 	// SharedReleased counts memory that was shared with other processes and has
 	// been released here since the System was opened, and its bytes: other processes
 	// may still hold it, so do not assume that it is free.
@@ -190,6 +194,8 @@ func (s *System) Stats() Stats {
 	var st Stats
 	st.Reservations, st.ReservedBytes = s.core.Live.Count(life.KindReservation)
 	st.Allocations, st.AllocatedBytes = s.core.Live.Count(life.KindAllocation)
+	st.Suspended, st.SuspendedBytes = s.core.Away.Now()
+	st.Allocations -= st.Suspended
 	st.SharedReleased, st.SharedReleasedBytes = s.core.Shared.Released()
 	st.Mappings, st.MappedBytes = s.core.Live.Count(life.KindMapping)
 	st.Streams, _ = s.core.Live.Count(life.KindStream)

@@ -44,6 +44,7 @@ type world struct {
 	b     *vmm.Buffer
 	host  *cuda.HostBuffer
 	slice vmm.Slice[byte]
+	sleep *vmm.Suspension
 	// struck are the calls that were made to fail, where that is certain.
 	struck []string
 	async  bool
@@ -159,9 +160,11 @@ func (w *world) look() view {
 		if _, err := b.Slice(0, 0); err != nil {
 			continue
 		}
-		got, err := w.m.Bytes(b.Ptr(), st.Used)
-		require.NoError(w.t, err)
-		v.content = append(v.content, crc32.ChecksumIEEE(got))
+		if st.Suspended == 0 {
+			got, err := w.m.Bytes(b.Ptr(), st.Used)
+			require.NoError(w.t, err)
+			v.content = append(v.content, crc32.ChecksumIEEE(got))
+		}
 		for off := 0; off < st.Committed+st.Clipped; off += kib64 {
 			grants(b.Ptr() + cuda.Ptr(off))
 		}
@@ -353,6 +356,31 @@ var scenarios = []scenario{
 		}},
 	{name: "Slice.CopyToHost", setup: func(w *world) { w.buffer(2); w.part(50, 1000); w.pinned(1000) },
 		op: func(w *world) error { return w.slice.CopyToHost(nil, w.host.All()) }},
+	{name: "Suspend", setup: (*world).family, op: func(w *world) error { return w.suspendFamily(vmm.SuspendOptions{}) }},
+	{name: "Suspend and drop", setup: (*world).family,
+		op: func(w *world) error { return w.suspendFamily(vmm.SuspendOptions{Keep: vmm.Drop}) }},
+	{name: "SuspendAfter", setup: (*world).family, async: true, op: func(w *world) (err error) {
+		w.sleep, err = vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s, w.far}, w.memories()...)
+		if err == nil {
+			err = w.sleep.Released().Wait(w.ctx())
+			if derr := w.drain(); err == nil {
+				err = derr
+			}
+		}
+		return err
+	}},
+	{name: "Resume", setup: func(w *world) { w.family(); require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{})) },
+		op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
+	{name: "Resume of a part", setup: func(w *world) { w.family(); require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{})) },
+		op: func(w *world) error { return w.sleep.Resume(w.ctx(), w.buffers[1]) }},
+	{name: "Resume from a source", setup: func(w *world) {
+		w.family()
+		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Source: vmm.SourceAt(bytes.NewReader(pattern(8*kib64, 3)))}))
+	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
+	{name: "Resume of what was dropped", writes: true, setup: func(w *world) {
+		w.family()
+		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Keep: vmm.Drop}))
+	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
 	{name: "Reader", setup: func(w *world) { w.buffer(2) },
 		op: func(w *world) error { _, err := io.Copy(io.Discard, vmm.NewReader(w.b)); return err }},
 
@@ -445,6 +473,37 @@ func bufferOne(w *world) error {
 	if err == nil {
 		w.own(b)
 	}
+	return err
+}
+
+// family makes a buffer with access of its own, a fork of it, a buffer that was moved, and
+// mappings.
+func (w *world) family() {
+	b := w.buffer(3, both(w, vmm.ReadWrite)...)
+	fork, err := b.Fork(nil, 2*kib64+1000, vmm.ForkOptions{})
+	require.NoError(w.t, err)
+	old := w.buffer(2)
+	moved, err := old.Move(vmm.MoveOptions{})
+	require.NoError(w.t, err)
+	w.mappings(2, both(w, vmm.ReadWrite)...)
+	for _, made := range []*vmm.Buffer{fork, moved} {
+		w.own(made)
+		w.buffers = append(w.buffers, made)
+	}
+}
+
+func (w *world) memories() (all []vmm.Memory) {
+	for _, b := range w.buffers {
+		all = append(all, b)
+	}
+	for _, m := range w.maps {
+		all = append(all, m)
+	}
+	return all
+}
+
+func (w *world) suspendFamily(o vmm.SuspendOptions) (err error) {
+	w.sleep, err = vmm.Suspend(w.ctx(), o, w.memories()...)
 	return err
 }
 
@@ -655,6 +714,9 @@ func sane(t testing.TB, w *world, at string) {
 // goOn uses the buffers after a failure that could not be undone: what is
 // allowed works, and what is out of use is refused.
 func (w *world) goOn(at string) {
+	if w.sleep != nil {
+		require.NoError(w.t, w.sleep.Resume(w.ctx()), at)
+	}
 	for _, b := range w.buffers {
 		if _, err := b.Slice(0, 0); err != nil {
 			continue
@@ -662,6 +724,9 @@ func (w *world) goOn(at string) {
 		want := pattern(3*kib64, 5)
 		from := b.Len()
 		_, err := b.Append(nil, want)
+		if errors.Is(err, cuda.ErrMoved) {
+			continue
+		}
 		if err != nil {
 			// Only what an undo left is refused, or access that is not known.
 			if !errors.Is(err, cuda.ErrInUse) {

@@ -68,6 +68,8 @@ type System struct {
 	locals    locals
 	attached  attached
 	asleep    asleep
+	// Away counts memory that was dropped beneath its owners.
+	Away Tally
 }
 
 var lastSystem atomic.Int64
@@ -86,6 +88,24 @@ func (s *System) CallError(op string, c driver.Call, r driver.Result, asked stri
 	s.Observe(r, devices...)
 	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Asked: asked})
 }
+
+// Tally counts what there is of something, and its bytes.
+type Tally struct{ count, bytes atomic.Int64 }
+
+// Add counts one of so many bytes.
+func (t *Tally) Add(bytes uint64) {
+	t.count.Add(1)
+	t.bytes.Add(int64(bytes))
+}
+
+// Sub ends the count of one.
+func (t *Tally) Sub(bytes uint64) {
+	t.count.Add(-1)
+	t.bytes.Add(-int64(bytes))
+}
+
+// Now returns how many there are, and their bytes.
+func (t *Tally) Now() (count, bytes int) { return int(t.count.Load()), int(t.bytes.Load()) }
 
 // Shared counts memory that was exported and is released here: other processes may
 // still hold it, so it does not count as free.

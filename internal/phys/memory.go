@@ -107,6 +107,7 @@ func (h *Handle) Drop() driver.Result {
 		return r
 	}
 	h.Resize(0)
+	h.System().Away.Add(h.Size)
 	h.memory.users.Store(away)
 	return driver.Success
 }
@@ -145,6 +146,7 @@ func (h *Handle) Give(d driver.MemHandle) {
 	h.memory.init(d)
 	h.sharing.CompareAndSwap(exported, private)
 	h.Resize(h.Size)
+	h.System().Away.Sub(h.Size)
 	h.memory.users.Store(0)
 }
 

@@ -120,11 +120,11 @@ func (h *Handle) Release() driver.Result {
 	if h.refs.Add(-1) > 0 {
 		return driver.Success
 	}
-	if h.memory.users.Load() != away {
-		if r := h.free(); r != driver.Success {
-			h.refs.Add(1)
-			return r
-		}
+	if h.memory.users.Load() == away {
+		h.System().Away.Sub(h.Size)
+	} else if r := h.free(); r != driver.Success {
+		h.refs.Add(1)
+		return r
 	}
 	h.Untrack()
 	h.gone.Store(true)

@@ -2,11 +2,13 @@ package suspend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/vrange"
@@ -36,6 +38,9 @@ func (s *Suspension) Resume(ctx context.Context, op string, members []Member) er
 		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
 	}
 	defer func() { s.turn <- struct{}{} }()
+	if err := s.landed(op); err != nil {
+		return err
+	}
 	places := s.wake(op, members)
 	if len(places) == 0 {
 		return nil
@@ -103,9 +108,7 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 		if err == nil {
 			return
 		}
-		for _, r := range byReach[:mapped] {
-			_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
-		}
+		s.takeOutAgain(op, byReach[:mapped])
 		s.dropAll(op, lost)
 	}()
 	for _, r := range byReach {
@@ -126,6 +129,40 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 		r.maps[0].Range.Continue(r.maps)
 	}
 	s.returned(op, lost)
+	return nil
+}
+
+// takeOutAgain unmaps what was put back. Copies may be in flight there, whatever failed. If they
+// cannot be waited for, the memory stays, pinned, until the GPU has passed.
+func (s *Suspension) takeOutAgain(op string, back []stretch) {
+	var devices []driver.Device
+	for _, r := range back {
+		devices = append(devices, r.maps[0].Range.Devices()...)
+	}
+	if err := s.sys.WaitDevices(op, devices); err != nil && !errors.Is(err, cuda.ErrDeviceLost) {
+		s.flying.Store(true)
+		f := new(core.Fence)
+		f.AddAllStreams()
+		s.sys.Reclaim(f, nil, func() error { s.flying.Store(false); return nil })
+	}
+	for _, r := range back {
+		if s.flying.Load() {
+			r.maps[0].Range.Shun(r.maps)
+		} else {
+			_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
+		}
+	}
+}
+
+// landed waits for copies of a Resume that failed.
+func (s *Suspension) landed(op string) error {
+	if !s.flying.Load() {
+		return nil
+	}
+	if err := s.sys.WaitAll(op); err != nil {
+		return err
+	}
+	s.flying.Store(false)
 	return nil
 }
 

@@ -2,6 +2,7 @@ package suspend
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -160,10 +161,16 @@ func (s *Suspension) account() uint64 {
 	return r.Host
 }
 
+// errFlying is why memory is owed that copies may still use.
+var errFlying = errors.New("the copies of a Resume that failed could not be waited for")
+
 // drop releases the memory of a chunk that is unmapped, and was taken. What the driver refuses
 // is owed: it is one of the System's leftovers.
 func (s *Suspension) drop(op string, c *chunk) {
-	err := c.unpin(op)
+	err := errFlying
+	if !s.flying.Load() {
+		err = c.unpin(op)
+	}
 	if err == nil {
 		if r := c.h.Drop(); r != driver.Success {
 			err = c.h.ReleaseError(op, r)
@@ -188,6 +195,9 @@ func (s *Suspension) dropAgain(op string, c *chunk) error {
 	defer func() { s.turn <- struct{}{} }()
 	if c.owed == nil {
 		return nil // it was resumed
+	}
+	if s.flying.Load() {
+		return life.ErrAgain
 	}
 	if s.drop(op, c); c.owed != nil {
 		return c.owed

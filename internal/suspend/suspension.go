@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -36,9 +37,11 @@ type Suspension struct {
 	named []*Berth // of all members
 	// turn is received by whoever moves bytes, or gives back what is owed, and sent when that
 	// is done. That one alone uses what was asked for, which is for the report.
-	turn  chan struct{}
-	asked []*place
-	all   []*chunk
+	turn chan struct{}
+	// flying: work of a Resume that failed may be in flight on memory that is pinned.
+	flying atomic.Bool
+	asked  []*place
+	all    []*chunk
 
 	mu     lock.Mutex[lock.Leaf]   // guards the rest
 	places []*place                // of members that sleep

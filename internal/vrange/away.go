@@ -113,8 +113,18 @@ func (r *Range) TakeOut(op string, maps []*Mapping) error {
 	return failed
 }
 
-// Pinned reports whether the driver refused to unmap the mapping, which is away: its memory
-// is mapped, as far as is known.
+// Shun is TakeOut of mappings on which work may be in flight that could not be waited for: it
+// makes no driver call, and all of them are pinned.
+func (r *Range) Shun(maps []*Mapping) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range maps {
+		m.presence, m.tried = away, true
+	}
+}
+
+// Pinned reports whether the mapping, which is away, could not be unmapped: its memory is
+// mapped, as far as is known.
 func (m *Mapping) Pinned() bool {
 	m.Range.mu.Lock()
 	defer m.Range.mu.Unlock()
