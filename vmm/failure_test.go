@@ -372,7 +372,7 @@ var scenarios = []scenario{
 	{name: "Resume", setup: func(w *world) { w.family(); require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{})) },
 		op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
 	{name: "Resume of a part", setup: func(w *world) { w.family(); require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{})) },
-		op: func(w *world) error { return w.sleep.Resume(w.ctx(), w.buffers[1]) }},
+		op: func(w *world) error { return w.sleep.Resume(w.ctx(), w.buffers[2]) }},
 	{name: "Resume from a source", setup: func(w *world) {
 		w.family()
 		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Source: vmm.SourceAt(bytes.NewReader(pattern(8*kib64, 3)))}))
@@ -476,14 +476,12 @@ func bufferOne(w *world) error {
 	return err
 }
 
-// family makes a buffer with access of its own, a fork of it, a buffer that was moved, and
-// mappings.
+// family makes a buffer with access of its own, a fork of it, one that was moved, and mappings.
 func (w *world) family() {
-	b := w.buffer(3, both(w, vmm.ReadWrite)...)
-	fork, err := b.Fork(nil, 2*kib64+1000, vmm.ForkOptions{})
+	b := w.buffer(2, both(w, vmm.ReadWrite)...)
+	fork, err := b.Fork(nil, kib64+1000, vmm.ForkOptions{})
 	require.NoError(w.t, err)
-	old := w.buffer(2)
-	moved, err := old.Move(vmm.MoveOptions{})
+	moved, err := w.buffer(1).Move(vmm.MoveOptions{})
 	require.NoError(w.t, err)
 	w.mappings(2, both(w, vmm.ReadWrite)...)
 	for _, made := range []*vmm.Buffer{fork, moved} {

@@ -40,6 +40,25 @@ type interval struct {
 	sleep    *Sleep
 }
 
+// Rate is the rate of the latest copy of suspended memory, in bytes a second.
+type Rate struct{ perSecond atomic.Int64 }
+
+// Note notes a copy.
+func (r *Rate) Note(bytes uint64, took time.Duration) {
+	if bytes > 0 && took > 0 {
+		r.perSecond.Store(int64(float64(bytes) / took.Seconds()))
+	}
+}
+
+// Expected returns how long a copy may take, and 0 if no rate is known.
+func (r *Rate) Expected(bytes uint64) time.Duration {
+	rate := r.perSecond.Load()
+	if rate == 0 {
+		return 0
+	}
+	return time.Duration(float64(bytes) / float64(rate) * float64(time.Second))
+}
+
 // Doze adds the addresses of an object that is suspended.
 func (s *System) Doze(at driver.Ptr, size uint64, sleep *Sleep) {
 	if size == 0 {

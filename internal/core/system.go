@@ -68,6 +68,8 @@ type System struct {
 	locals    locals
 	attached  attached
 	asleep    asleep
+	// Rates are those of the copies out of suspended memory, and in.
+	Rates struct{ Out, In Rate }
 	// Away counts memory that was dropped beneath its owners.
 	Away Tally
 }

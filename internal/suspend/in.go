@@ -94,7 +94,7 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 	s.mu.Lock()
 	for _, b := range back.chunks {
 		if c := s.chunks[b.h]; c != nil {
-			c.maps, c.fills = b.maps, b.first
+			c.maps, c.at, c.fills = b.maps, b.maps[0], b.first
 			lost = append(lost, c)
 		}
 	}
@@ -277,8 +277,7 @@ func (s *Suspension) returned(op string, lost []*chunk) {
 	}
 	s.mu.Unlock()
 	for _, c := range lost {
-		c.kept.free()
-		c.kept = nil
+		c.forget()
 		c.h.Release() // the members have counts
 	}
 	s.resize()

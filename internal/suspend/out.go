@@ -108,8 +108,7 @@ func (s *Suspension) stay(p *plan) {
 		if c.stays == "" && c.h.Taken() {
 			c.untake()
 		}
-		c.kept.free()
-		c.kept = nil
+		c.forget()
 	}
 	for _, r := range p.ranges {
 		r.maps[0].Range.Continue(r.maps)
@@ -146,6 +145,8 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 
 // account brings the report up to date, and returns how much host memory is used.
 func (s *Suspension) account() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	r := report(s.asked, s.all, func(c *chunk) (bool, string) {
 		switch {
 		case c.stays != "":
@@ -155,8 +156,6 @@ func (s *Suspension) account() uint64 {
 		}
 		return true, ""
 	})
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	s.report = r
 	return r.Host
 }

@@ -26,7 +26,10 @@ type chunk struct {
 	fills *place
 	// stays says why the memory is not taken. It stays mapped, and nothing is kept of it.
 	stays string
-	kept  *kept // its bytes, in host memory; nil if they are not kept
+	kept  *kept  // its bytes, in host memory; nil if they are not kept
+	off   uint64 // where in it
+	// at is the mapping through which the bytes are copied.
+	at *vrange.Mapping
 	// owed: the driver refused to unmap or to release it, which the System's leftovers try
 	// again.
 	owed error

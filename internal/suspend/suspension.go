@@ -128,7 +128,7 @@ func (s *Suspension) prune() {
 	s.over = s.over || over
 	s.mu.Unlock()
 	for _, c := range unused {
-		c.kept.free()
+		c.forget()
 		c.h.Release() // its memory is away: no driver call
 	}
 	if over {
