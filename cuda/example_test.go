@@ -348,6 +348,30 @@ func ExampleGraph() {
 	// Output: ++++
 }
 
+// A graph that declares its memory is not launched while that is suspended.
+func ExampleSpan() {
+	sys := system()
+	defer closing(sys)
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer closing(stream)
+	memory, err := dev.NewHostBuffer(4)
+	check(err)
+	defer closing(memory)
+
+	uses := cuda.Span{At: memory.Ptr(), Bytes: memory.Len()}
+	graph, err := stream.WithCapture(cuda.CaptureOptions{Uses: []cuda.Span{uses}}, func() error {
+		return stream.Memset(memory.Ptr(), '+', memory.Len())
+	})
+	check(err)
+	defer closing(graph)
+	check(graph.Launch(stream)) // or cuda.ErrSuspended
+	check(stream.Synchronize())
+	fmt.Printf("%s\n", memory.Bytes())
+	// Output: ++++
+}
+
 func ExampleCaptureMode() {
 	o := cuda.CaptureOptions{Mode: cuda.CaptureRelaxed}
 	fmt.Println(o.Mode, cuda.CaptureOptions{}.Mode)

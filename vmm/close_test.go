@@ -188,6 +188,44 @@ var dependants = []struct {
 		require.NoError(t, err)
 		require.Equal(t, bytes.Repeat([]byte{2}, 100), got)
 	}},
+	{"Mapping, Buffer, Array", "it is suspended", func(t *testing.T, w *world) {
+		w.family()
+		require.NoError(t, w.suspendFamily(vmm.SuspendOptions{}))
+		calls := w.m.Count("cuMemUnmap")
+		for _, m := range w.maps {
+			require.NoError(t, m.Close())
+		}
+		require.NoError(t, w.buffers[0].CloseAfter(w.s))
+		require.NoError(t, w.drain())
+		require.Zero(t, w.buffers[1].Stats().Shared, "the other's count is gone")
+		host := func() (n int) {
+			for _, o := range w.sys.Live() {
+				if strings.HasPrefix(o, "host backing") {
+					n++
+				}
+			}
+			return n
+		}
+		require.Equal(t, 1, host(), "what the mapping needed went, and the other buffer needs the rest")
+		require.NoError(t, w.buffers[1].Close())
+		require.Equal(t, calls, w.m.Count("cuMemUnmap"), "nothing was mapped")
+		require.Zero(t, host())
+		require.Zero(t, w.sys.Stats().Suspended)
+		require.NoError(t, w.sleep.Resume(w.ctx()), "it is over")
+	}},
+	{"Mapping, Buffer, Array", "a Suspension moves its bytes", func(t *testing.T, w *world) {
+		w.buffer(1)
+		w.m.Hold(w.far.Handle())
+		s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.far}, w.b)
+		require.NoError(t, err)
+		closing := make(chan error, 1)
+		go func() { closing <- w.b.Close() }()
+		require.Never(t, func() bool { return len(closing) > 0 }, 10*time.Millisecond, time.Millisecond)
+		w.m.Release(w.far.Handle())
+		require.NoError(t, <-closing)
+		require.NoError(t, s.Released().Wait(w.ctx()))
+		require.NoError(t, s.Resume(w.ctx()))
+	}},
 	{"System", "objects live", func(t *testing.T, w *world) {
 		w.buffer(1)
 		err := w.sys.Close()

@@ -32,6 +32,9 @@
 //	                             which is frozen            larger
 //	Fork              the        whole chunks are shared,   another    if no stream is named
 //	                  prefix     the rest is copied
+//	Suspend           stays      goes, its bytes kept       stays      yes
+//	SuspendAfter      stays      goes after the streams     stays      no
+//	Resume            stays      comes back                 stays      until it is there
 //	Close             0          goes                       goes       yes
 //	CloseAfter        0          goes after the streams     goes       no
 //	System.Drain      -          what was closed or         -          yes
@@ -65,6 +68,14 @@
 // back.
 //
 // Neither form waits for a capture that it is called in.
+//
+// # Suspending
+//
+// [Suspend] gives memory back to the driver and keeps its addresses, so that another user has
+// the GPU; [Suspension.Resume] brings it back with the same contents at the same addresses, where
+// pointers, kernels and graphs find it. It takes buffers, arrays and mappings. Close, Clip,
+// shorter lengths and lower access work meanwhile; all else that needs the memory returns
+// cuda.ErrSuspended. docs/suspend.md has what goes, what stays, and what no library can promise.
 //
 // # Several addresses of one memory
 //

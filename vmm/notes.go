@@ -48,6 +48,16 @@ package vmm
 // Growing takes them back after it has waited for those streams. The tail loses
 // chunks from its end, so it never has a hole.
 //
+// # Suspension
+//
+// internal/suspend takes the memory of buffers and mappings away and brings it back
+// (sleeping.go makes them its members). The state of a buffer is set under mu, so that no
+// copy is submitted after it; then the suspension holds changes for as long as it takes.
+// Chunks stay in their list with their mappings and counts, and only the driver's mapping
+// and memory are gone: so lengths, clips, lower access and Close work on the lists, and
+// whoever counts the mappings of a chunk sees what it saw before. The tail is settled
+// first. What was clipped while the memory was away is never mapped again.
+//
 // # Failure
 //
 // Options and sizes are checked before the first driver call. Building rolls back:

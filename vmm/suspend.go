@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -251,6 +252,9 @@ type Report struct {
 	Asked, Given, Held int
 	// Host is how much host memory keeps the contents.
 	Host int
+	// Out and In are how long Preview expects the copies to take, at the rates of the latest
+	// ones. They are 0 before the first, and in other reports.
+	Out, In time.Duration
 }
 
 // Held is the memory of one object. Memory that several share counts for the first of them.
@@ -287,7 +291,12 @@ func Preview(o SuspendOptions, m ...Memory) (Report, error) {
 		return Report{}, err
 	}
 	r, err := suspend.Preview(op, in, members)
-	return reportOf(r), err
+	if err != nil {
+		return Report{}, err
+	}
+	out, rates := reportOf(r), &members[0].System().Rates
+	out.Out, out.In = rates.Out.Expected(r.Host), rates.In.Expected(r.Host)
+	return out, nil
 }
 
 func reportOf(in suspend.Report) (r Report) {

@@ -90,3 +90,46 @@ func TestAFamilySleeps(t *testing.T) {
 	require.Equal(t, want, w.bytes(b))
 	require.Equal(t, wantFork, w.bytes(next))
 }
+
+// Raw addresses of memory that sleeps are refused, and graphs that declare it.
+func TestAddressesOfSuspendedMemory(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	w.mappings(1, both(w, vmm.ReadWrite)...)
+	w.pinned(100)
+	graph, err := w.s.WithCapture(cuda.CaptureOptions{Uses: []cuda.Span{{At: b.Ptr() + 100, Bytes: 10}}}, func() error {
+		return w.s.Memset(b.Ptr()+100, 7, 10)
+	})
+	require.NoError(t, err)
+	w.own(graph)
+	undeclared, err := w.s.WithCapture(cuda.CaptureOptions{}, func() error { return w.s.Memset(w.host.Ptr(), 7, 10) })
+	require.NoError(t, err)
+	w.own(undeclared)
+	at, other := b.Ptr()+kib64, w.host.Ptr()
+	uses := map[string]func() error{
+		"Memset":       func() error { return w.s.Memset(at, 1, 1) },
+		"Copy to":      func() error { return w.s.Copy(at, other, 1) },
+		"Copy from":    func() error { return w.s.Copy(other, at, 1) },
+		"CopyFromHost": func() error { return w.s.CopyFromHost(at, w.host.All()) },
+		"CopyToHost":   func() error { return w.s.CopyToHost(w.host.All(), at) },
+		"Upload":       func() error { return w.s.Upload(at, []byte{1}) },
+		"Download":     func() error { return w.s.Download(make([]byte, 1), at) },
+		"into it":      func() error { return w.s.Memset(b.Ptr()-1, 1, 2) },
+		"mapping":      func() error { return w.s.Memset(w.maps[0].Ptr(), 1, 1) },
+		"graph":        func() error { return graph.Launch(w.s) },
+	}
+	s := w.suspend(b, w.maps[0])
+	for name, use := range uses {
+		require.ErrorIs(t, use(), cuda.ErrSuspended, name)
+	}
+	require.ErrorContains(t, uses["graph"](), b.Ptr().String())
+	require.NoError(t, undeclared.Launch(w.s))
+	require.NoError(t, w.s.Memset(other, 1, 1))
+	require.NoError(t, s.Resume(w.ctx()))
+	for name, use := range uses {
+		if name != "into it" {
+			require.NoError(t, use(), name)
+		}
+	}
+}

@@ -3,9 +3,8 @@ package suspend
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/bulk"
@@ -102,18 +101,21 @@ func (s *Suspension) move(ctx context.Context, chunks []*chunk, rate *core.Rate,
 		byDevice[c.kept.dev] = runs
 		bytes += c.size
 	}
-	var devices errgroup.Group
+	var devices sync.WaitGroup
+	failed := make(chan error, len(byDevice))
 	for _, runs := range byDevice {
-		devices.Go(func() error {
+		devices.Go(func() {
 			for _, r := range runs {
 				if err := part(r.k, r.segments, r.from); err != nil {
-					return err
+					failed <- err
+					return
 				}
 			}
-			return nil
 		})
 	}
-	err := devices.Wait()
+	devices.Wait()
+	close(failed)
+	err := <-failed
 	if err == nil {
 		rate.Note(bytes, time.Since(began))
 	}

@@ -274,12 +274,14 @@ func (r *Range) grantLocked(op string, run []*Mapping, access memspec.Access) er
 // with the one before.
 func runs(maps []*Mapping, in func(m *Mapping) bool, together func(a, b *Mapping) bool) iter.Seq[[]*Mapping] {
 	return func(yield func([]*Mapping) bool) {
-		for n := 0; len(maps) > 0; maps = maps[max(n, 1):] {
-			for n = 0; n < len(maps) && in(maps[n]) && (n == 0 || together(maps[n-1], maps[n])); n++ {
+		for len(maps) > 0 {
+			n := 0
+			for ; n < len(maps) && in(maps[n]) && (n == 0 || together(maps[n-1], maps[n])); n++ {
 			}
 			if n > 0 && !yield(maps[:n]) {
 				return
 			}
+			maps = maps[max(n, 1):]
 		}
 	}
 }

@@ -228,7 +228,6 @@ func TestRangesOfWhichAPartIsAway(t *testing.T) {
 	require.NoError(t, st.r.Pause(op, part, st.sleep))
 	require.NoError(t, st.r.TakeOut(op, part))
 	require.ElementsMatch(t, []driver.Device{0, 1}, st.r.Devices())
-	grants := st.m.Count("cuMemSetAccess")
 	lower := func(driver.Location) (memspec.Access, error) {
 		return memspec.Access{{Location: on(1), Flags: driver.AccessNone}}, nil
 	}
@@ -237,7 +236,7 @@ func TestRangesOfWhichAPartIsAway(t *testing.T) {
 	for _, m := range st.maps {
 		require.Equal(t, driver.AccessRead, m.Access().Mode(on(1)), "it is undone")
 	}
-	grants = st.m.Count("cuMemSetAccess")
+	grants := st.m.Count("cuMemSetAccess")
 	require.NoError(t, st.r.SetAccess(op, 0, 5*mib, lower))
 	require.Equal(t, grants+2, st.m.Count("cuMemSetAccess"), "one for each side")
 	h, res := phys.Create(st.sys, mib, driver.AllocationProp{Type: driver.AllocationPinned, Location: on(0)})
