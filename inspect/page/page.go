@@ -1,6 +1,6 @@
 // Package page writes a snapshot as an HTML page: a map of the address space to zoom
-// into, in one file that needs no network. A page can compare two snapshots, and plays
-// the history of a pool back.
+// into, in groups that fold, in one file that needs no network and runs no script but its
+// own. A page can compare two snapshots, and plays the history of a pool back.
 package page
 
 import (
