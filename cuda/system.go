@@ -154,8 +154,8 @@ type Stats struct {
 	AllocatedBytes int `json:"allocated_bytes"`
 	// Suspended allocations, whose memory is away, and their bytes. They are not among the
 	// Allocations.
-	Suspended      int
-	SuspendedBytes int
+	Suspended      int `json:"suspended"`
+	SuspendedBytes int `json:"suspended_bytes"`
 	// SharedReleased counts memory that was shared with other processes and has
 	// been released here since the System was opened, and its bytes: other processes
 	// may still hold it, so do not assume that it is free.
