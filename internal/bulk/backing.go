@@ -44,14 +44,8 @@ func (e *Engine) Reserve(ctx context.Context, bytes uint64, ahead bool, o Option
 	}
 	b := &Backing{engine: e, bytes: bytes, slabs: slabs, losses: losses}
 	e.sys().Track(b, life.KindBacking, bytes)
-	if ahead {
-		p := b.pin(ctx, o, 0, bytes)
-		for i := range slabs {
-			if err == nil {
-				err = p.wait(i)
-			}
-		}
-		p.end()
+	if last := len(slabs) - 1; ahead && !b.pinned(0, last) {
+		err = b.pin(ctx, o, 0, last, func(int, int) error { return nil })
 	}
 	if err != nil {
 		b.Release()
@@ -87,16 +81,16 @@ func (b *Backing) Pinned() (bytes uint64) {
 // and the backing's contents there are undefined. Copies may be in flight then, which fences and
 // later operations come behind (core.Stream.Unsettle).
 func (b *Backing) Out(ctx context.Context, from []Segment, offset uint64, o Options) error {
-	return b.move(ctx, toHost, from, offset, o)
+	return b.copy(ctx, toHost, from, offset, o)
 }
 
 // In is the reverse of Out. After an error the contents of the device memory are undefined, and
 // the backing still has its bytes.
 func (b *Backing) In(ctx context.Context, to []Segment, offset uint64, o Options) error {
-	return b.move(ctx, toDevice, to, offset, o)
+	return b.copy(ctx, toDevice, to, offset, o)
 }
 
-func (b *Backing) move(ctx context.Context, dir direction, segments []Segment, offset uint64, o Options) (err error) {
+func (b *Backing) copy(ctx context.Context, dir direction, segments []Segment, offset uint64, o Options) (err error) {
 	p := newPlan(segments)
 	if offset > b.bytes || p.bytes > b.bytes-offset {
 		return errs.New(errs.Failure{Op: o.Op, Kind: errs.OutOfRange,
@@ -110,14 +104,33 @@ func (b *Backing) move(ctx context.Context, dir direction, segments []Segment, o
 		return err
 	}
 	o.Meter.begin(p.bytes)
-	f := &flight{op: o.Op, lane: l, dir: dir, meter: o.Meter}
-	pins := b.pin(ctx, o, offset, p.bytes)
-	err = l.order(o.Op, o.After)
-	if err == nil {
-		err = b.submit(ctx, f, p, offset, pins)
+	m := &move{b, p, offset, make([]flight, 1)}
+	first, last := int(offset/slabBytes), int((offset+p.bytes-1)/slabBytes)
+	pinned := b.pinned(first, last)
+	if !pinned {
+		m.flights = make([]flight, o.threads())
 	}
-	pins.end()
-	passed := f.land(time.Now().Add(grace))
+	for i := range m.flights {
+		m.flights[i] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: i % 2}
+	}
+	err = l.order(o.Op, o.After)
+	switch {
+	case err != nil:
+	case pinned:
+		err = m.submit(ctx, 0, 0, p.bytes, pieceBytes, mostInFlight)
+	default: // with larger pieces, since each call may wait for a slab to be pinned
+		err = b.pin(ctx, o, first, last, func(worker, i int) error {
+			at := uint64(i) * slabBytes
+			return m.submit(ctx, worker, max(at, offset)-offset, min(at+slabBytes-offset, p.bytes), slabBytes, 1)
+		})
+	}
+	passed, end := true, time.Now().Add(grace)
+	for i := range m.flights {
+		if err == nil {
+			err = m.flights[i].wait(ctx, 0)
+		}
+		passed = m.flights[i].land(end) && passed
+	}
 	if !passed {
 		b.lanes = append(b.lanes, l)
 	}
@@ -125,21 +138,28 @@ func (b *Backing) move(ctx context.Context, dir direction, segments []Segment, o
 	return err
 }
 
-// submit copies piece by piece, each behind the pinning of its slab, and waits for the last.
-func (b *Backing) submit(ctx context.Context, f *flight, p *plan, offset uint64, pins *pinning) error {
-	for done := uint64(0); done < p.bytes; {
-		at := offset + done
+// move is one operation of a backing.
+type move struct {
+	b       *Backing
+	plan    *plan
+	offset  uint64 // in the backing
+	flights []flight
+}
+
+// submit copies bytes first to end of the plan, piece by piece, with so many groups of a flight
+// in flight. Their slabs are pinned.
+func (m *move) submit(ctx context.Context, with int, first, end, piece uint64, inFlight int) error {
+	f := &m.flights[with]
+	for first < end {
+		at := m.offset + first
 		i, in := at/slabBytes, at%slabBytes
-		n := min(pieceBytes, slabBytes-in, p.bytes-done)
+		n := min(piece, slabBytes-in, end-first)
 		if err := ended(ctx, f.op); err != nil {
 			return err
 		}
-		if err := pins.wait(int(i)); err != nil {
-			return err
-		}
-		mem := b.slabs[i].mem[in : in+n]
-		err := p.each(done, n, func(dev driver.Ptr, at, n uint64) error {
-			if err := f.wait(ctx, mostInFlight); err != nil {
+		mem := m.b.slabs[i].mem[in : in+n]
+		err := m.plan.each(first, n, func(dev driver.Ptr, at, n uint64) error {
+			if err := f.wait(ctx, inFlight); err != nil {
 				return err
 			}
 			return f.copy(dev, mem[at:at+n])
@@ -147,12 +167,9 @@ func (b *Backing) submit(ctx context.Context, f *flight, p *plan, offset uint64,
 		if err != nil {
 			return err
 		}
-		done += n
+		first += n
 	}
-	if err := f.mark(); err != nil {
-		return err
-	}
-	return f.wait(ctx, 0)
+	return f.mark()
 }
 
 // Release gives the memory back, once the copies that may use it have passed. It stays pinned

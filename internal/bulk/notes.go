@@ -42,7 +42,8 @@ package bulk
 // another copy. Many small tensors of a file are gathered the other way, by readers that put
 // them side by side into a piece.
 //
-// Backing.Out submits from one goroutine, while others pin (pinning.go). Fill and Drain have
+// Backing.Out submits from one goroutine; with slabs that are not pinned yet, from those that
+// pin them, each behind its slab (pinning.go). Fill and Drain have
 // workers with two pieces each, one being copied while the other is read or written (ring.go).
 // They pin their own pieces when they begin.
 //
