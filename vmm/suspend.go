@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"runtime"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -236,6 +237,7 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 			return err
 		}
 	}
+	defer runtime.KeepAlive(s) // it is not lost while this waits
 	return in.Resume(ctx, op, members)
 }
 

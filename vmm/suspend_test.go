@@ -1,10 +1,18 @@
 package vmm_test
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -131,5 +139,296 @@ func TestAddressesOfSuspendedMemory(t *testing.T) {
 		if name != "into it" {
 			require.NoError(t, use(), name)
 		}
+	}
+}
+
+// However often memory goes and comes back, nothing is left over: no memory of the device or the
+// host, no objects, goroutines or file descriptors.
+func TestAThousandSuspensions(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	w.family()
+	want := w.bytes(w.buffers[0])
+	var first view
+	var host, files int
+	for cycle := range 1000 {
+		switch {
+		case cycle%3 == 2:
+			s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, w.memories()...)
+			require.NoError(t, err)
+			w.sleep = s
+		default:
+			require.NoError(t, w.suspendFamily(vmm.SuspendOptions{}))
+		}
+		require.NoError(t, w.sleep.Resume(w.ctx(), w.buffers[cycle%2]))
+		require.NoError(t, w.sleep.Resume(w.ctx()))
+		if cycle%100 != 10 {
+			continue
+		}
+		now, hostNow, filesNow := w.look(), w.m.Live()[sim.KindRegistration], descriptors(t)
+		if cycle == 10 {
+			first, host, files = now, hostNow, filesNow
+		}
+		require.Equal(t, first, now, "cycle %d", cycle)
+		require.Equal(t, []int{host, files}, []int{hostNow, filesNow}, "host memory and descriptors in cycle %d", cycle)
+		require.Equal(t, want, w.bytes(w.buffers[1]))
+	}
+}
+
+func descriptors(t *testing.T) int {
+	all, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	return len(all)
+}
+
+// While the device has not enough memory Resume waits, until its context ends or there is
+// enough; the error says what is missing, and the bytes are kept.
+func TestResumeWaitsForMemory(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(4)
+	want := w.bytes(b)
+	s := w.suspend(b)
+	_, total := w.m.Memory(0)
+	filler, err := vmm.Create(w.d, total-2*kib64, vmm.Properties{})
+	require.NoError(t, err)
+	w.own(filler)
+
+	err = s.Resume(w.ctx())
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory, "a context that never ends")
+	ctx, cancel := context.WithTimeout(w.ctx(), 50*time.Millisecond)
+	defer cancel()
+	err = s.Resume(ctx)
+	require.ErrorIs(t, err, cuda.ErrOutOfMemory)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, 2, w.free(0), "it holds nothing while it waits")
+	require.ErrorIs(t, b.Clip(), nil, "and is suspended as before")
+
+	resumed := make(chan error, 1)
+	ctx, cancel = context.WithTimeout(w.ctx(), patience)
+	defer cancel()
+	go func() { resumed <- s.Resume(ctx) }()
+	require.Never(t, func() bool { return len(resumed) > 0 }, 10*time.Millisecond, time.Millisecond)
+	require.NoError(t, filler.Close())
+	require.NoError(t, <-resumed)
+	require.Equal(t, want, w.bytes(b))
+}
+
+// What is closed while Resume waits for memory ends the wait.
+func TestClosingEndsTheWaitForMemory(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(4)
+	s := w.suspend(b)
+	_, total := w.m.Memory(0)
+	filler, err := vmm.Create(w.d, total-2*kib64, vmm.Properties{})
+	require.NoError(t, err)
+	w.own(filler)
+	ctx, cancel := context.WithTimeout(w.ctx(), patience)
+	defer cancel()
+	resumed := make(chan error, 1)
+	go func() { resumed <- s.Resume(ctx) }()
+	require.Eventually(t, func() bool { return vmm.StateOf(b) == "resuming" }, patience, time.Millisecond)
+	require.NoError(t, b.CloseAfter(w.s))
+	require.ErrorIs(t, <-resumed, cuda.ErrClosed)
+	require.NoError(t, w.drain())
+	require.Zero(t, w.sys.Stats().Suspended)
+}
+
+// Wrong arguments are refused before anything is done, with an error that says which.
+func TestSuspendRefusesWhatCannotSleep(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	a, err := vmm.ArrayOf[byte](b)
+	require.NoError(t, err)
+	closedOne := w.buffer(1)
+	require.NoError(t, closedOne.Close())
+	other := newWorld(t, false)
+	defer other.end()
+	hold, err := share.Of(w.buffer(1)).Hold(testOp, "publication \"w\"", 10)
+	require.NoError(t, err)
+	published := w.b
+	all := imports(t, b, kib64)
+	madeOf, err := share.NewBuffer(testOp, importing(b, kib64, all))
+	require.NoError(t, err)
+	imported := madeOf.(*vmm.Buffer)
+	w.own(imported)
+	none := func(m ...vmm.Memory) []vmm.Memory { return m }
+	o := vmm.SuspendOptions{}
+	for name, c := range map[string]struct {
+		m    []vmm.Memory
+		kind error
+		text string
+	}{
+		"nothing":     {nil, cuda.ErrInvalidArgument, "no memory"},
+		"nil":         {none(b, nil), cuda.ErrInvalidArgument, "nil memory"},
+		"nil pointer": {none((*vmm.Buffer)(nil)), cuda.ErrInvalidArgument, "nil memory"},
+		"nil array":   {none((*vmm.Array[byte])(nil)), cuda.ErrInvalidArgument, "nil memory"},
+		"zero":        {none(&vmm.Mapping{}), cuda.ErrInvalidArgument, "nil memory"},
+		"twice":       {none(b, a), cuda.ErrInvalidArgument, "twice"},
+		"closed":      {none(b, closedOne), cuda.ErrClosed, "closed"},
+		"foreign":     {none(b, other.buffer(1)), cuda.ErrForeign, "another System"},
+		"published":   {none(b, published), cuda.ErrInUse, "publication \"w\""},
+		"imported":    {none(b, imported), cuda.ErrNotSupported, "imported"},
+	} {
+		_, err := vmm.Suspend(w.ctx(), o, c.m...)
+		require.ErrorIs(t, err, c.kind, name)
+		require.ErrorContains(t, err, c.text, name)
+		_, err = vmm.SuspendAfter(o, []*cuda.Stream{w.s}, c.m...)
+		require.ErrorIs(t, err, c.kind, name)
+		require.Equal(t, "active", vmm.StateOf(b), name)
+	}
+	_, err = vmm.SuspendAfter(o, nil, b)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = vmm.Suspend(w.ctx(), vmm.SuspendOptions{Keep: 7}, b)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = w.s.WithCapture(cuda.CaptureOptions{}, func() error {
+		_, err := vmm.SuspendAfter(o, []*cuda.Stream{w.far, w.s}, b)
+		return err
+	})
+	require.ErrorIs(t, err, cuda.ErrCapturing)
+	require.NoError(t, gputest.Err(b.Append(nil, []byte{1})), "nothing has changed")
+	hold.Release()
+	s := w.suspend(published)
+	require.ErrorIs(t, s.Resume(w.ctx(), b), cuda.ErrInvalidArgument)
+	require.NoError(t, s.Resume(w.ctx(), published))
+	require.ErrorIs(t, (*vmm.Suspension)(nil).Resume(w.ctx()), cuda.ErrInvalidArgument)
+}
+
+// A Host function that looks at memory keeps it there.
+func TestMemoryThatAFunctionSeesDoesNotSleep(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 8 * mib, Memory: vmm.Properties{Location: cuda.OnHostNUMA(0)}})
+	require.NoError(t, err)
+	w.own(b)
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))))
+	part, err := b.Slice(0, 100)
+	require.NoError(t, err)
+	require.NoError(t, part.Host(func([]byte) error {
+		_, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, b)
+		require.ErrorIs(t, err, cuda.ErrInUse)
+		return nil
+	}))
+	s := w.suspend(b)
+	require.NoError(t, s.Resume(w.ctx()))
+	require.NoError(t, part.Host(func(data []byte) error {
+		require.Equal(t, pattern(100, 1), data)
+		return nil
+	}))
+}
+
+// A clip that waited for a change is done, though a suspension began meanwhile.
+func TestAClipThatWaitedIsDoneBeforeTheSuspension(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(3)
+	require.NoError(t, b.Resize(nil, kib64))
+	transfer, err := w.d.Transfer()
+	require.NoError(t, err)
+	release := w.m.Hold(transfer.Handle())
+	fills := w.m.Count("cuMemsetD8Async")
+	changed := make(chan error, 1)
+	go func() { changed <- b.Resize(nil, kib64+100) }() // waits for its fill
+	require.Eventually(t, func() bool { return w.m.Count("cuMemsetD8Async") > fills }, patience, time.Millisecond)
+	require.NoError(t, b.ClipAfter(w.s))
+	s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, b)
+	require.NoError(t, err)
+	release()
+	require.NoError(t, <-changed)
+	require.NoError(t, s.Released().Wait(w.ctx()))
+	require.Equal(t, 2*kib64, b.Stats().Committed)
+	require.Equal(t, 2*kib64, b.Stats().Suspended)
+	require.NoError(t, s.Resume(w.ctx()))
+}
+
+// Goroutines append, copy, clip and change access while others suspend and resume: each operation
+// is done, or refused as suspended, and no byte is lost.
+func TestSuspensionsBesideEverything(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 512 * kib64, Chunks: vmm.FixedChunks(kib64)})
+	require.NoError(t, err)
+	w.own(b)
+	fork, err := b.Fork(nil, 0, vmm.ForkOptions{})
+	require.NoError(t, err)
+	w.own(fork)
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	beside := func(f func() error) {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				if err := f(); err != nil && !errors.Is(err, cuda.ErrSuspended) {
+					t.Error(err)
+					return
+				}
+				time.Sleep(50 * time.Microsecond)
+			}
+		})
+	}
+	const record = 1000
+	var mu sync.Mutex
+	written := map[int]byte{}
+	for g := range 3 {
+		stream, err := w.d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		w.own(stream)
+		beside(func() error {
+			at, err := b.Append(stream, bytes.Repeat([]byte{byte(g + 1)}, record))
+			if err == nil && at > 20<<20 {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			mu.Lock()
+			written[at] = byte(g + 1)
+			mu.Unlock()
+			part, err := b.Slice(at, at+record)
+			if err != nil {
+				return err
+			}
+			got := make([]byte, record)
+			if err = part.CopyTo(stream, got); err == nil && got[record-1] != byte(g+1) {
+				err = fmt.Errorf("record at %d reads %d", at, got[record-1])
+			}
+			return err
+		})
+	}
+	beside(b.Clip)
+	beside(func() error { return b.ClipAfter(w.s) })
+	beside(func() error { return b.SetAccess(vmm.Access{Location: w.peer.Location(), Mode: vmm.ReadOnly}) })
+	beside(func() error { b.Stats(); return w.s.Memset(fork.Ptr(), 0, 0) })
+	for range 2 {
+		beside(func() error {
+			s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, fork, b)
+			if err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+			return s.Resume(w.ctx())
+		})
+	}
+	beside(func() error {
+		s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, b)
+		if err != nil {
+			return err
+		}
+		return s.Resume(w.ctx())
+	})
+	time.Sleep(500 * time.Millisecond)
+	close(stop)
+	all.Wait()
+	require.NotEmpty(t, written)
+	got, err := w.m.Bytes(b.Ptr(), b.Len())
+	require.NoError(t, err)
+	for at, by := range written {
+		require.Equal(t, bytes.Repeat([]byte{by}, record), got[at:at+record], "record at %d", at)
 	}
 }

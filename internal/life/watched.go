@@ -99,12 +99,12 @@ func (y *young) register() bool {
 func (o *Object) Lost() {
 	l := o.list
 	l.mu.Lock()
-	gone := o.next == nil
+	gone, text := o.next == nil, o.String()
 	l.mu.Unlock()
 	if gone {
 		return
 	}
 	l.lost.Add(1)
 	l.log.Warn("cuvmm: an object was lost without Close; it stays mapped",
-		"object", o.String(), "hint", "call Close or CloseAfter on it; leak tracing shows where it was made")
+		"object", text, "hint", "call Close or CloseAfter on it; leak tracing shows where it was made")
 }

@@ -25,7 +25,7 @@ const (
 // on, and what is kept of them is kept. Members that are awake stay so.
 func (s *Suspension) Resume(ctx context.Context, op string, members []Member) error {
 	for _, m := range members {
-		if !slices.Contains(s.named, m.Berth()) {
+		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Berth() == m.Berth() }) {
 			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
 		}
 		if m.Closed() {

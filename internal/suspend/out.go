@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -33,7 +34,7 @@ func OutAfter(op string, o Options, members []Member, fence func() (*core.Fence,
 	}
 	f, err := fence()
 	if err != nil {
-		s.giveUp(s.places)
+		s.giveUp(s.asked)
 		return nil, err
 	}
 	s.sys.Go(func() {
@@ -47,7 +48,7 @@ func OutAfter(op string, o Options, members []Member, fence func() (*core.Fence,
 // await waits until the GPU has passed the fence and the work that members add. The members
 // are locked.
 func (s *Suspension) await(f *core.Fence) error {
-	for _, p := range s.places {
+	for _, p := range s.asked {
 		p.m.AddTo(f)
 	}
 	passed := make(chan struct{})
@@ -71,7 +72,7 @@ func devicesOf(p *plan) (all []driver.Device) {
 // mapping on that is unmapped it goes forward.
 func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error) error {
 	defer func() { s.turn <- struct{}{} }()
-	places := s.places
+	places := s.asked
 	return locked(places, func() (err error) {
 		p := new(plan)
 		defer func() {
@@ -125,11 +126,12 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 		r.maps[0].Range.Continue(r.maps) // what stays is there
 	}
 	s.mu.Lock()
+	s.places, s.slept = slices.Clone(places), true
 	for _, c := range going {
 		s.chunks[c.h] = c
 	}
 	s.mu.Unlock()
-	s.asked, s.all = places, p.chunks
+	s.all = p.chunks
 	for _, c := range going {
 		s.drop(op, c)
 	}

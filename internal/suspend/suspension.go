@@ -34,20 +34,21 @@ type Suspension struct {
 	o   Options
 	// Ending is the release of the memory: see Released.
 	life.Ending
-	named []*Berth // of all members
+	// asked has all members, as they were named.
+	asked []*place
 	// turn is received by whoever moves bytes, or gives back what is owed, and sent when that
-	// is done. That one alone uses what was asked for, which is for the report.
+	// is done. That one alone uses all, which is for the report.
 	turn chan struct{}
+	all  []*chunk
 	// flying: work of a Resume that failed may be in flight on memory that is pinned.
 	flying atomic.Bool
-	asked  []*place
-	all    []*chunk
 
 	mu     lock.Mutex[lock.Leaf]   // guards the rest
-	places []*place                // of members that sleep
+	places []*place                // of members that sleep, from the suspension's end on
 	chunks map[*phys.Handle]*chunk // that are away, or owed
 	report Report
 	ended  bool // nothing is owed any more
+	slept  bool // out has ended
 	over   bool
 }
 
@@ -58,12 +59,11 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 	s := &Suspension{sys: members[0].System(), o: o, turn: make(chan struct{}, 1), chunks: map[*phys.Handle]*chunk{}}
 	now := time.Now()
 	for _, m := range members {
-		s.places = append(s.places, &place{of: s, m: m, sleep: &core.Sleep{What: m.What(), Since: now}})
-		s.named = append(s.named, m.Berth())
+		s.asked = append(s.asked, &place{of: s, m: m, sleep: &core.Sleep{What: m.What(), Since: now}})
 	}
-	for i, p := range s.places {
+	for i, p := range s.asked {
 		if err := p.m.Acquire(op); err != nil {
-			s.giveUp(s.places[:i])
+			s.giveUp(s.asked[:i])
 			return nil, err
 		}
 		begun := false
@@ -72,7 +72,7 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 				p.m.Step(func() { p.step(undone) })
 			}
 			p.m.Release()
-			s.giveUp(s.places[:i])
+			s.giveUp(s.asked[:i])
 			return nil, err
 		}
 		s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
@@ -116,6 +116,10 @@ func (s *Suspension) Report() Report {
 // when no member sleeps.
 func (s *Suspension) prune() {
 	s.mu.Lock()
+	if !s.slept { // a change that began before runs to its end
+		s.mu.Unlock()
+		return
+	}
 	var unused []*chunk
 	for h, c := range s.chunks {
 		if h.Sole() && c.owed == nil {

@@ -93,6 +93,28 @@ var operations = map[string]operation{
 		return errors.Join(err, b.SetAccess(vmm.Access{Location: w.dev.Location(), Mode: vmm.ReadOnly}),
 			b.Resize(nil, mib), b.Clip(), b.Close())
 	},
+	"suspended memory": func(w place) error {
+		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		if err != nil {
+			return err
+		}
+		w.closed(b)
+		_, err = b.Append(w.stream, make([]byte, 20*mib))
+		if err != nil {
+			return err
+		}
+		s, err := vmm.Suspend(w.within, vmm.SuspendOptions{}, b)
+		if err != nil {
+			return err
+		}
+		if err = s.Resume(w.within); err != nil {
+			return err
+		}
+		if s, err = vmm.SuspendAfter(vmm.SuspendOptions{Keep: vmm.Drop}, []*cuda.Stream{w.stream}, b); err != nil {
+			return err
+		}
+		return errors.Join(s.Released().Wait(w.within), s.Resume(w.within), b.Close())
+	},
 	"a pool": func(w place) error {
 		p, err := pool.New(w.dev, pool.Options{Chunk: 2 * mib})
 		if err != nil {
