@@ -11,7 +11,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -113,10 +112,12 @@ func TestWaitingWhileABorrowedStreamsContextGoes(t *testing.T) {
 	m.OnCall(func(call string) {
 		if call == "cuMemFree" && !closing { // of the device's own context, which is asked first
 			closing = true
+			var err error
 			elsewhere(func() {
-				assert.NoError(t, s.Close())
+				err = s.Close()
 				destroy()
 			})
+			require.NoError(t, err)
 		}
 	})
 	require.NoError(t, h.Close())

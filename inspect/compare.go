@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Use is memory with one purpose: the live blocks of a tag, or the blocks and buffers
-// that one function of the program created.
+// Use is memory with one purpose: the blocks and buffers of a tag, or those that one function of the program created.
 type Use struct {
-	// Name is the tag, or else the function, or else the kind of memory.
+	// Name is the tag, or else the buffer's name, or else the function, or else the kind of
+	// memory.
 	Name string `json:"name"`
 	// Bytes is the sum of the requests, and Count the number of blocks and buffers.
 	Bytes int `json:"bytes"`
@@ -30,7 +30,7 @@ func (s Snapshot) Uses() []Use {
 		u.Count++
 	}
 	for _, b := range s.Buffers {
-		add(s.creator(b.Stack, "buffers"), b.Committed)
+		add(cmp.Or(b.Tag, b.Name, s.creator(b.Stack, "buffers")), b.Committed)
 	}
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {

@@ -136,6 +136,9 @@ type Memory struct {
 // Buffer is a vmm.Buffer or vmm.Array. It begins where its reservation does.
 type Buffer struct {
 	Ptr Address `json:"ptr"`
+	// Name and Tag are those that the program gave it.
+	Name string `json:"name,omitempty"`
+	Tag  string `json:"tag,omitempty"`
 	// Used is the length, Committed the memory, and Reserved the address space of the
 	// buffer, in bytes. Mappings behind the committed bytes were clipped and wait for the
 	// GPU.
@@ -158,7 +161,10 @@ type Other struct {
 type Pool struct {
 	// Serial numbers the pools of a process from 1; no number is reused.
 	Serial int `json:"serial"`
-	Device int `json:"device"`
+	// Name and Tag are those that the program gave it.
+	Name   string `json:"name,omitempty"`
+	Tag    string `json:"tag,omitempty"`
+	Device int    `json:"device"`
 	// Reserved is the pool's physical memory, and Limit the most it may be; 0 is no limit.
 	// Requested is the sum over Blocks live blocks, and Idle memory that is not mapped.
 	Reserved  int `json:"reserved"`

@@ -128,7 +128,8 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 		t.reservation(x, t.callers(o))
 	case share.Memory:
 		about := x.About()
-		t.s.Buffers = append(t.s.Buffers, Buffer{Ptr: Address(about.Base), Used: int(x.Used()), Committed: int(x.Committed()),
+		l := o.Label()
+		t.s.Buffers = append(t.s.Buffers, Buffer{Ptr: Address(about.Base), Name: l.Name, Tag: l.Tag, Used: int(x.Used()), Committed: int(x.Committed()),
 			Reserved: int(about.Reserved), Device: about.Device.Ordinal(), Imported: about.Imported, Stack: t.callers(o)})
 	case *phys.Handle:
 		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID(), Bytes: int(x.Size), Location: place(x.Asked.Location),

@@ -46,7 +46,7 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 				vmm.Access{Location: sys.Devices()[1].Location(), Mode: vmm.ReadOnly}))
 		}
 	}
-	buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * granule, Chunks: vmm.FixedChunks(granule)})
+	buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * granule, Chunks: vmm.FixedChunks(granule), Name: "cache", Tag: "llm"})
 	require.NoError(t, err)
 	closing(t, buffer)
 	_, err = buffer.Append(nil, make([]byte, 2*granule+5))
@@ -78,6 +78,9 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 
 	require.Len(t, s.Buffers, 1)
 	require.Equal(t, inspect.Address(buffer.Ptr()), s.Buffers[0].Ptr)
+	require.Equal(t, "cache", s.Buffers[0].Name)
+	require.Equal(t, "llm", s.Buffers[0].Tag)
+	require.Contains(t, s.Uses(), inspect.Use{Name: "llm", Bytes: 3 * granule, Count: 1})
 	require.Equal(t, 2*granule+5, s.Buffers[0].Used)
 	require.Equal(t, 3*granule, s.Buffers[0].Committed)
 	require.Equal(t, 64*granule, s.Buffers[0].Reserved)

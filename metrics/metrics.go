@@ -78,6 +78,7 @@ var (
 	lost         = counter("cuvmm_lost_objects_total", "Objects that were collected without Close, whose memory leaked.")
 	released     = counter("cuvmm_shared_released_bytes_total", "Memory that was shared and then released here: other processes may still hold it.")
 
+	poolInfo      = gauge("cuvmm_pool_info", "1, with the name and the tag that the program gave the pool.", "gpu", "UUID", "pool", "name", "tag")
 	poolReserved  = gauge("cuvmm_pool_reserved_bytes", "Physical memory that the pool has.", "gpu", "UUID", "pool")
 	poolPeak      = gauge("cuvmm_pool_peak_reserved_bytes", "The most physical memory that the pool ever had.", "gpu", "UUID", "pool")
 	poolRequested = gauge("cuvmm_pool_requested_bytes", "Live blocks as they were requested.", "gpu", "UUID", "pool")
@@ -178,6 +179,7 @@ func totals(t cuda.Stats, put func(m metric, value int, labels ...string)) {
 }
 
 func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labels ...string) {
+	put(poolInfo, 1, append(labels[:len(labels):len(labels)], p.Name, p.Tag)...)
 	put(poolReserved, p.Reserved, labels...)
 	put(poolPeak, p.Peak, labels...)
 	put(poolRequested, p.Requested, labels...)

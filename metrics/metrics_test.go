@@ -40,7 +40,7 @@ func TestAScrape(t *testing.T) {
 	d := sys.Devices()[1]
 	s, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
-	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30})
+	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30, Name: "activations", Tag: "llm"})
 	require.NoError(t, err)
 	b, err := p.Alloc(pool.Request{Bytes: 3000, Stream: s, Tag: pool.NewTag("weights\xff")}) // which is not UTF-8
 	require.NoError(t, err)
@@ -51,6 +51,7 @@ func TestAScrape(t *testing.T) {
 	for _, want := range []string{
 		"cuvmm_up{" + system + "} 1\n",
 		`cuvmm_device_memory_bytes{UUID="` + d.UUID().String() + `",gpu="1",` + system + `} 1.7179869184e+10`,
+		`cuvmm_pool_info{UUID="` + d.UUID().String() + `",gpu="1",name="activations",pool="` + serial + `",` + system + `,tag="llm"} 1`,
 		"cuvmm_pool_requested_bytes" + labels + "} 3000\n",
 		"cuvmm_pool_reserved_bytes" + labels + "} 2.097152e+06\n",
 		"cuvmm_pool_limit_bytes" + labels + "} 1.073741824e+09\n",

@@ -54,7 +54,7 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 	sys := core.SystemOf(d)
 	h, r := phys.Create(sys, uint64(size), prop)
 	if r != driver.Success {
-		return nil, createError(op, d, size, uint64(size), 0, prop, r)
+		return nil, createError(op, "", d, size, uint64(size), 0, prop, r)
 	}
 	return newAllocation(h, p.Granularity), nil
 }
@@ -94,8 +94,8 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 }
 
 // createError returns the error of a creation of size bytes, one of the pieces of all
-// bytes that the caller requested and of which made are there.
-func createError(op string, d *cuda.Device, size int, all, made uint64, prop driver.AllocationProp, r driver.Result) error {
+// bytes that the caller requested for an object and of which made are there.
+func createError(op, object string, d *cuda.Device, size int, all, made uint64, prop driver.AllocationProp, r driver.Result) error {
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
 	if all > uint64(size) {
@@ -104,7 +104,7 @@ func createError(op string, d *cuda.Device, size int, all, made uint64, prop dri
 	if why := refused(d, prop, r); why != nil {
 		return fmt.Errorf("%s: %s: %w", op, asked, why)
 	}
-	f := errs.Failure{Op: op, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
+	f := errs.Failure{Op: op, Object: object, Call: driver.CallMemCreate, Result: r, Asked: asked, Err: diagnose.Creation(core.SystemOf(d), prop, r)}
 	if r == driver.OutOfMemory {
 		var lack core.Lack
 		if free, total, err := d.MemoryInfo(); err == nil && loc == d.Location() {

@@ -199,7 +199,7 @@ func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags
 		if b.imported != nil && need > b.imported.most {
 			hint = readOnlyHint
 		}
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
+		return b.fail(errs.Failure{Op: op, Kind: errs.NotPermitted,
 			Asked: fmt.Sprintf("a stream of %v, whose access to the buffer is %v", s.Device(), AccessMode(have)), Hint: hint})
 	}
 	return nil

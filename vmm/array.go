@@ -65,6 +65,12 @@ func (a *Array[T]) inner() *buffer { return a.Buffer().inner() }
 // Ptr returns the address of the first element, fixed for life.
 func (a *Array[T]) Ptr() cuda.Ptr { return cuda.Ptr(a.Buffer().b.res.Base) }
 
+// Name returns the name that the array was given, if any.
+func (a *Array[T]) Name() string { return a.Buffer().Name() }
+
+// Tag returns the tag that the array was given, if any.
+func (a *Array[T]) Tag() cuda.Tag { return a.Buffer().Tag() }
+
 // Len returns the number of elements in use.
 func (a *Array[T]) Len() int { return int(a.Buffer().b.used.Load()) / int(sizeOf[T]()) }
 

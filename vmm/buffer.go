@@ -53,6 +53,12 @@ type BufferOptions struct {
 	// host, the memory's own location have read-write access unless they are
 	// named here; all other places have none.
 	Access []Access
+	// Name is what errors and snapshots call the buffer, and those that Move and Fork make
+	// of it. Names need not differ. A name has at most 128 bytes of printable UTF-8, without
+	// spaces at its ends.
+	Name string
+	// Tag is the group that the buffer belongs to, and those that Move and Fork make of it.
+	Tag cuda.Tag
 }
 
 type (
@@ -143,6 +149,10 @@ func (b *buffer) public() *Buffer {
 
 // newBuffer makes a buffer that can grow to at least need bytes.
 func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer, error) {
+	label := life.Label{Name: o.Name, Tag: string(o.Tag)}
+	if err := label.Check(op); err != nil {
+		return nil, err
+	}
 	prop, gran, err := o.Memory.resolve(op, d)
 	if err != nil {
 		return nil, err
@@ -164,12 +174,13 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, err
 	}
 	b := &buffer{dev: d, res: res, prop: prop, gran: gran, align: o.Align, chosen: o.Memory.Granularity, plan: plan, access: access}
-	b.track(0)
+	b.track(0, label)
 	return b, nil
 }
 
 // track puts a new buffer into the list of live objects.
-func (b *buffer) track(committed uint64) {
+func (b *buffer) track(committed uint64, l life.Label) {
+	b.SetLabel(l)
 	b.res.System().Track(b, life.KindBuffer, committed)
 }
 
@@ -219,6 +230,12 @@ func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.b.res.Base) }
 // Len returns how many bytes are in use.
 func (b *Buffer) Len() int { return int(b.b.used.Load()) }
 
+// Name returns the name that the buffer was given, if any.
+func (b *Buffer) Name() string { return b.b.Label().Name }
+
+// Tag returns the tag that the buffer was given, if any.
+func (b *Buffer) Tag() cuda.Tag { return cuda.Tag(b.b.Label().Tag) }
+
 // Device returns the device that the buffer was made on.
 func (b *Buffer) Device() *cuda.Device { return b.b.dev }
 
@@ -263,13 +280,21 @@ func (b *buffer) stats() BufferStats {
 	}
 }
 
+// fail returns the error of an operation on the buffer, which it names.
+func (b *buffer) fail(f errs.Failure) error {
+	f.Object = b.Called()
+	return errs.New(f)
+}
+
+func (b *buffer) errClosed(op string) error { return errs.ClosedError(op, b.Title()) }
+
 // acquire starts an operation on the buffer; the caller calls closer.Release.
 func (b *buffer) acquire(op string) error {
 	if b == nil {
 		return errNilBuffer(op)
 	}
 	if !b.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return b.errClosed(op)
 	}
 	return nil
 }

@@ -140,7 +140,7 @@ func (b *buffer) checkStill(op string, o operation, off, n uint64, size int) err
 	}
 	if used := b.used.Load(); off+n > used {
 		each := uint64(size)
-		return errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+		return b.fail(errs.Failure{Op: op, Kind: errs.OutOfRange,
 			Asked: fmt.Sprintf("%ss %d to %d, with %d in use", noun(size), off/each, (off+n)/each, used/each),
 			Hint:  "append or resize first; if this was in use before, the buffer has become shorter since"})
 	}

@@ -87,14 +87,14 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 		}
 	}
 	f.used.Store(uint64(n))
-	f.track(f.committed.Load())
+	f.track(f.committed.Load(), b.Label())
 	return f, nil
 }
 
 // mayFork refuses a buffer or a prefix that cannot be forked.
 func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 	if b.imported != nil {
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: "a prefix of imported memory",
+		return b.fail(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: "a prefix of imported memory",
 			Hint: "what its owner does with it shows in every prefix: append a Slice of it to a buffer of your own"})
 	}
 	if n < 0 {
@@ -124,7 +124,7 @@ func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handl
 	size := min(b.plan.least(rest, b.gran), limit-(n-rest))
 	h, r := phys.Create(b.res.System(), size, b.prop)
 	if r != driver.Success {
-		return nil, 0, phys.Abandon(op, createError(op, b.dev, int(size), size, 0, b.prop, r), handles...)
+		return nil, 0, phys.Abandon(op, createError(op, b.Called(), b.dev, int(size), size, 0, b.prop, r), handles...)
 	}
 	return append(handles, h), rest, nil
 }
@@ -146,7 +146,7 @@ func (b *buffer) copyRest(op string, on *cuda.Stream, f *buffer, off cuda.Ptr, n
 // changes.
 func (b *buffer) othersSeeLocked(op string, n uint64, size int) error {
 	refuse := func(end uint64, why, hint string) error {
-		return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+		return b.fail(errs.Failure{Op: op, Kind: errs.InUse,
 			Asked: fmt.Sprintf("a length of %s, with %d that %s", counted(n, size), end/uint64(size), why), Hint: hint})
 	}
 	for past := b.pastLocked(); past != nil; past = past.pastLocked() {

@@ -137,7 +137,7 @@ func (b *buffer) errFailed(op string) error {
 }
 
 func (b *buffer) errMoved(op string) error {
-	return errs.New(errs.Failure{Op: op, Kind: errs.Moved,
+	return b.fail(errs.Failure{Op: op, Kind: errs.Moved,
 		Asked: fmt.Sprintf("the buffer at %#x has its successor at %#x", uint64(b.res.Base), b.successor.Load()),
 		Hint:  "use the buffer that Move returned; this one can only be read, copied from and to, and closed"})
 }

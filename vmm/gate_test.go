@@ -125,7 +125,7 @@ var ways = []struct {
 
 // others ask nothing: they read what never needs memory, or end a buffer that no user has.
 var others = map[string][]string{
-	"Buffer": {"Device", "Len", "Ptr", "Released", "Requested", "Slice", "Stats"},
+	"Buffer": {"Device", "Len", "Name", "Ptr", "Released", "Requested", "Slice", "Stats", "Tag"},
 	"Array":  {"All", "Buffer", "Cap"}, // the others are those of Buffer
 	"Slice":  {"Len", "Ptr", "Size", "Slice"},
 	"Memory": {"Abandon", "About", "Committed", "Used"},

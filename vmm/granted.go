@@ -38,7 +38,7 @@ func (b *buffer) granted(op string) (p Properties, err error) {
 	chunks := b.retained()
 	defer func() { err = errors.Join(err, chunks.Release()) }()
 	if len(chunks.Chunks) == 0 {
-		return Properties{}, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "a buffer without memory yet",
+		return Properties{}, b.fail(errs.Failure{Op: op, Kind: errs.OutOfRange, Asked: "a buffer without memory yet",
 			Hint: "let it grow first"})
 	}
 	for i, c := range chunks.Chunks {

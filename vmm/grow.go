@@ -77,7 +77,7 @@ func (b *buffer) longerLocked(op string, n, size int) (uint64, error) {
 		return 0, err
 	}
 	if uint64(n) > b.res.Size-used {
-		return 0, errs.New(errs.Failure{Op: op, Kind: errs.Capacity,
+		return 0, b.fail(errs.Failure{Op: op, Kind: errs.Capacity,
 			Asked: fmt.Sprintf("%s, with %d used of %d reserved", errs.Count(n/size, "more "+noun(size)), used/uint64(size), b.res.Size/uint64(size)),
 			Hint:  "reserve more when the buffer is made, or Move it to a larger range, without a copy"})
 	}
@@ -184,7 +184,7 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*vrange.Mapping, error
 			h, r = phys.TryCreate(sys, size, b.prop) // Create has freed all that it could
 		}
 		if r != driver.Success {
-			err = createError(op, b.dev, int(size), roundUp(n-at, b.gran), end-at, b.prop, r)
+			err = createError(op, b.Called(), b.dev, int(size), roundUp(n-at, b.gran), end-at, b.prop, r)
 			break
 		}
 		handles = append(handles, h)

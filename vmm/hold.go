@@ -34,7 +34,7 @@ func (b *buffer) Hold(op, by string, n uint64) (share.Hold, error) {
 	b.holds.mu.Lock()
 	defer b.holds.mu.Unlock()
 	if b.holds.closing || b.closer.Closed() {
-		return nil, errs.ClosedError(op, "buffer")
+		return nil, b.errClosed(op)
 	}
 	if err := b.checkStill(op, holding, 0, n, 1); err != nil {
 		return nil, err
@@ -91,9 +91,9 @@ func (hs *holds) any(op string) error {
 
 func (h *claim) inUse(op string) error {
 	if i := h.b.imported; i != nil && i.followed.Load() {
-		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory of " + h.by, Hint: "close the follower, which closes its array"})
+		return h.b.fail(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory of " + h.by, Hint: "close the follower, which closes its array"})
 	}
-	return errs.New(errs.Failure{Op: op, Kind: errs.InUse,
+	return h.b.fail(errs.Failure{Op: op, Kind: errs.InUse,
 		Asked: fmt.Sprintf("%s of the buffer are held by %s", errs.Bytes(h.cover), h.by),
 		Hint:  "withdraw it first, or shrink it there"})
 }

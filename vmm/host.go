@@ -46,7 +46,7 @@ func (s Slice[T]) Host(f func(data []T) error) error {
 		return errs.NoFunction(op)
 	}
 	if !s.buf.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return s.buf.errClosed(op)
 	}
 	defer s.buf.closer.Release()
 	v, err := s.look(op)
@@ -67,7 +67,7 @@ func (s Slice[T]) look(op string) (*vrange.View, error) {
 	s.buf.mu.RLock()
 	defer s.buf.mu.RUnlock()
 	if s.buf.closer.Closed() { // its Close saw no function
-		return nil, errs.ClosedError(op, "buffer")
+		return nil, s.buf.errClosed(op)
 	}
 	if err := s.buf.checkStill(op, hosting, s.off, uint64(s.Size()), int(sizeOf[T]())); err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/vrange"
@@ -121,7 +122,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access,
 		imported: &imported{most: driver.AccessFlags(mode)}}
 	b.imported.followed.Store(o.Followed)
-	b.track(0)
+	b.track(0, life.Label{})
 	if err := b.attachLocked(op, o.Chunks); err != nil {
 		b.Untrack()
 		return nil, res.Abandon(op, err)
@@ -211,7 +212,7 @@ func (b *buffer) Committed() uint64 { return b.committed.Load() }
 // View implements share.Memory.
 func (b *buffer) View(op string, n uint64) (share.View, error) {
 	if !b.closer.Acquire() {
-		return share.View{}, errs.ClosedError(op, "buffer")
+		return share.View{}, b.errClosed(op)
 	}
 	defer b.closer.Release()
 	b.mu.RLock()

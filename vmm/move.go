@@ -68,7 +68,7 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 		return nil, next.discard(op, err, nil)
 	}
 	next.used.Store(b.used.Load())
-	next.track(committed)
+	next.track(committed, b.Label())
 	b.pastLocked() // drops those that are torn down, so that a chain of moves does not retain them
 	return next.public(), nil
 }
@@ -76,7 +76,7 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 // mayMove refuses to move a buffer whose address or memory another process relies on.
 func (b *buffer) mayMove(op string) error {
 	if b.imported != nil && b.imported.followed.Load() {
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
+		return b.fail(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
 			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
 	}
 	return b.holds.any(op)

@@ -34,7 +34,7 @@ func slice[T any](op string, b *buffer, from, to int) (Slice[T], error) {
 		return Slice[T]{}, errNilBuffer(op)
 	}
 	if b.closer.Closed() {
-		return Slice[T]{}, errs.ClosedError(op, "buffer")
+		return Slice[T]{}, b.errClosed(op)
 	}
 	size := int(sizeOf[T]())
 	used := int(b.used.Load()) / size
@@ -130,11 +130,11 @@ func (s Slice[T]) CopyFromSlice(on *cuda.Stream, src Slice[T]) error {
 		return errs.ForeignError(op, "slice")
 	}
 	if !s.buf.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return s.buf.errClosed(op)
 	}
 	defer s.buf.closer.Release() // not in a loop: its defers would be allocated
 	if !src.buf.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return src.buf.errClosed(op)
 	}
 	defer src.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
@@ -209,7 +209,7 @@ func (s Slice[T]) with(op string, on *cuda.Stream, need driver.AccessFlags, n in
 		return errZeroSlice(op)
 	}
 	if !s.buf.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return s.buf.errClosed(op)
 	}
 	defer s.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
@@ -243,7 +243,7 @@ func (s Slice[T]) staged(op string, on *cuda.Stream, need driver.AccessFlags, n 
 		return errZeroSlice(op)
 	}
 	if !s.buf.closer.Acquire() {
-		return errs.ClosedError(op, "buffer")
+		return s.buf.errClosed(op)
 	}
 	defer s.buf.closer.Release()
 	st, err := s.buf.stream(op, on)
@@ -343,7 +343,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	defer b.leave()
 	// Held until the copy was submitted and, without a stream, waited for.
 	if !src.buf.closer.Acquire() {
-		return 0, errs.ClosedError(op, "buffer")
+		return 0, src.buf.errClosed(op)
 	}
 	defer src.buf.closer.Release()
 	may := func(st *cuda.Stream, then func() error) error {

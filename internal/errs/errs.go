@@ -45,6 +45,9 @@ type Failure struct {
 	// Success if the operation was refused before any call.
 	Call   driver.Call
 	Result driver.Result
+	// Object is what the operation was on, if the program gave that a name: "buffer
+	// \"weights\"".
+	Object string
 	// Asked says what was requested, in the caller's terms.
 	Asked string
 	// Hint says what to do about it. If it is empty, cuda looks it up by call and result.
@@ -66,7 +69,12 @@ func SetErrors(f func(Failure) error, kinds map[Kind]error) { newError, sentinel
 func (k Kind) sentinel() error { return sentinels[k] }
 
 // New makes the error that users see.
-func New(f Failure) error { return newError(f) }
+func New(f Failure) error {
+	if f.Object != "" {
+		f.Asked = f.Object + ": " + f.Asked
+	}
+	return newError(f)
+}
 
 // Invalid returns the error for an argument that is refused without a driver call.
 func Invalid(op, asked, hint string) error {

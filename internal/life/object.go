@@ -45,6 +45,7 @@ type Object struct {
 	list       *List
 	owner      Owner
 	kind       Kind
+	label      *Label // nil for none
 	size       uint64
 	stack      *[]uintptr // of the creation, if it is traced
 	prev, next *Object
@@ -80,12 +81,12 @@ func (o *Object) Resize(size uint64) {
 	o.size = size
 }
 
-// name describes the object by kind and size.
+// name describes the object by kind, label and size.
 func (o *Object) name() string {
 	if o.size == 0 {
-		return o.kind.String()
+		return o.Title()
 	}
-	return fmt.Sprintf("%s of %s", o.kind, errs.Bytes(o.size))
+	return fmt.Sprintf("%s of %s", o.Title(), errs.Bytes(o.size))
 }
 
 // String describes the object by kind and size and, if its creation was traced, by

@@ -93,6 +93,14 @@ type entry struct {
 	at   uintptr
 }
 
+// precedes reports whether a lock of the other rank may be taken under one of this rank.
+func (o order) precedes(other order) bool {
+	if o.height != other.height {
+		return o.height < other.height
+	}
+	return o.step == 0 || other.step == 0 || o.step < other.step
+}
+
 // take notes that the goroutine takes a lock, and panics if the lock comes before one that it
 // holds. It returns the goroutine.
 func take[R Rank](m any, ordered bool) (me string) {

@@ -69,10 +69,7 @@ func TestEachRankHasItsPlace(t *testing.T) {
 	}
 	for i, first := range ranks {
 		for _, second := range ranks[i+1:] {
-			first.Lock()
-			second.Lock()
-			second.Unlock()
-			first.Unlock()
+			inOrder(first, second)
 			second.Lock()
 			outOfOrder(t, name(first.Rank)+" is taken", "holds "+name(second.Rank), first.Lock)
 			second.Unlock()
@@ -80,17 +77,13 @@ func TestEachRankHasItsPlace(t *testing.T) {
 	}
 	long := new(lock.Mutex[lock.Long])
 	for i, r := range ranks {
-		long.Lock()
-		r.Lock()
-		r.Unlock()
-		long.Unlock()
-		r.Lock()
+		inOrder(long, r)
 		if i < 3 { // what a pool holds for long is among the locks of Long
-			long.Lock()
-			long.Unlock()
-		} else {
-			outOfOrder(t, "Long is taken", "", long.Lock)
+			inOrder(r, long)
+			continue
 		}
+		r.Lock()
+		outOfOrder(t, "Long is taken", "holds "+name(r.Rank), long.Lock)
 		r.Unlock()
 	}
 	for _, same := range [][2]sync.Locker{
@@ -104,6 +97,14 @@ func TestEachRankHasItsPlace(t *testing.T) {
 		outOfOrder(t, "is taken", "holds", same[1].Lock)
 		same[0].Unlock()
 	}
+}
+
+// inOrder takes one lock under another.
+func inOrder(first, second sync.Locker) {
+	first.Lock()
+	defer first.Unlock()
+	second.Lock()
+	defer second.Unlock()
 }
 
 func name(r lock.Rank) string { return reflect.TypeOf(r).Name() }

@@ -14,14 +14,6 @@ type Rank interface {
 // steps; a lock without a step and any other of its height may follow each other.
 type order struct{ height, step int }
 
-// precedes reports whether a lock of the other rank may be taken under one of this rank.
-func (o order) precedes(other order) bool {
-	if o.height != other.height {
-		return o.height < other.height
-	}
-	return o.step == 0 || other.step == 0 || o.step < other.step
-}
-
 // The ranks, the first to be taken first. ARCHITECTURE.md says what each lock guards, and
 // what it is held over.
 type (

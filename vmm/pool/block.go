@@ -142,7 +142,7 @@ func (p *Pool) notOurs(b Block) error {
 	if b.h == nil {
 		return errs.Invalid(freeOp, "the zero block", "pass a block that Alloc gave")
 	}
-	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
+	return errs.New(errs.Failure{Op: freeOp, Object: p.object.Called(), Kind: errs.Foreign, Asked: fmt.Sprintf("the block at %v is another pool's", b.ptr),
 		Hint: "free it where it was allocated"})
 }
 
@@ -157,7 +157,7 @@ func (p *Pool) stale(b Block) error {
 	if r := p.history.Load(); r != nil && r.stacks != nil {
 		hint = "free a block once; Pool.History has the stack of the first free"
 	}
-	return errs.New(errs.Failure{Op: freeOp, Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr), Hint: hint})
+	return errs.New(errs.Failure{Op: freeOp, Object: p.object.Called(), Kind: errs.Closed, Asked: fmt.Sprintf("%s at %v were freed before", errs.Bytes(b.bytes), b.ptr), Hint: hint})
 }
 
 // freeAfter frees a block that other streams use, too: those that are named, and the late ones,

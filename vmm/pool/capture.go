@@ -158,7 +158,7 @@ func (p *Pool) firstRegion(sh *shard) error {
 	p.pruneLocked()
 	p.mu.Unlock()
 	if closed {
-		return errs.ClosedError(captureOp, "pool")
+		return errs.ClosedError(captureOp, p.object.Title())
 	}
 	if none {
 		if err := p.addRegion(sh, &want{size: p.chunk, align: quantum}); !errors.Is(err, errAgain) {

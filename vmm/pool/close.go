@@ -60,7 +60,7 @@ func (p *Pool) shut() error {
 		return nil
 	}
 	p.open()
-	f := errs.Failure{Op: closeOp, Kind: errs.InUse, Hint: "free the blocks first, and close the graphs that were captured: after CloseAfter wait for their Released"}
+	f := errs.Failure{Op: closeOp, Object: p.object.Called(), Kind: errs.InUse, Hint: "free the blocks first, and close the graphs that were captured: after CloseAfter wait for their Released"}
 	var what []string
 	if live > 0 {
 		what = append(what, errs.Count(live, "live block")+": "+p.some())

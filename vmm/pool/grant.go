@@ -36,7 +36,7 @@ func (p *Pool) Grant(access ...vmm.Access) error {
 	closed, regions := p.closed, slices.Concat(p.regions[:]...)
 	p.mu.Unlock()
 	if closed {
-		return errs.ClosedError(op, "pool")
+		return errs.ClosedError(op, p.object.Title())
 	}
 	for _, r := range regions {
 		if err := r.grant(more); err != nil {

@@ -307,7 +307,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	r.lock()
 	defer r.unlock()
 	if !sh.keep(1) {
-		return Block{}, errs.ClosedError(allocOp, "pool or the stream")
+		return Block{}, errs.ClosedError(allocOp, p.object.Title()+" or the stream")
 	}
 	defer sh.keep(-1)
 	for s := p.impossible(w); s != nil; s = p.impossible(w) {
@@ -354,7 +354,7 @@ func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err erro
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.closed {
-		return Block{}, false, errs.ClosedError(allocOp, "pool")
+		return Block{}, false, errs.ClosedError(allocOp, p.object.Title())
 	}
 	h := sh.takeLocked(w)
 	if h == nil && w.kind == mid && short {

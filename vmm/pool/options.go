@@ -48,6 +48,11 @@ type Options struct {
 	// Track keeps the stack that allocated each live block. It costs about a
 	// microsecond a request.
 	Track bool
+	// Name is what errors and snapshots call the pool. Names need not differ. A name has at
+	// most 128 bytes of printable UTF-8, without spaces at its ends.
+	Name string
+	// Tag is the group that the pool belongs to. Request.Tag says what a block is for.
+	Tag cuda.Tag
 	// CaptureLimit is the duration after which the System's logger reports a capture
 	// that goes on. 0 is a minute; a negative value means never.
 	CaptureLimit time.Duration

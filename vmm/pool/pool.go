@@ -99,6 +99,10 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if o.Memory.RDMA == vmm.RDMADefault {
 		o.Memory.RDMA = vmm.RDMAOff
 	}
+	label := life.Label{Name: o.Name, Tag: string(o.Tag)}
+	if err := label.Check(op); err != nil {
+		return nil, err
+	}
 	prop, gran, err := memspec.Resolve(op, d, o.Memory)
 	if err != nil {
 		return nil, err
@@ -141,11 +145,18 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.places.Store(new([]place))
 	p.serial = int(lastPool.Add(1))
 	p.local = p.sys.NewStreamKey()
+	p.object.SetLabel(label)
 	p.sys.Track(&p.object, life.KindPool, 0)
 	p.keeper = p.sys.OnPressure(p.underPressure)
 	p.hide = p.sys.Show(p)
 	return p, nil
 }
+
+// Name returns the name that the pool was given, if any.
+func (p *Pool) Name() string { return p.o.Name }
+
+// Tag returns the tag that the pool was given, if any.
+func (p *Pool) Tag() cuda.Tag { return p.o.Tag }
 
 // Device returns the pool's device.
 func (p *Pool) Device() *cuda.Device { return p.dev }
@@ -307,7 +318,7 @@ func (p *Pool) lockOpen(op string) error {
 	p.mu.Lock()
 	if p.closed {
 		p.mu.Unlock()
-		return errs.ClosedError(op, "pool")
+		return errs.ClosedError(op, p.object.Title())
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ const holders = 3
 // refusal is the error of a request that found no memory.
 func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	st := p.Stats()
-	f := errs.Failure{Op: allocOp, Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
+	f := errs.Failure{Op: allocOp, Object: p.object.Called(), Kind: s.kind, Call: s.call, Result: s.result, Err: s.err}
 	f.Asked = fmt.Sprintf("%s for stream %#x on %s; the pool has %s, of which %s are requested by live blocks",
 		errs.Bytes(w.bytes), uintptr(sh.stream.Handle), p.where(), errs.Bytes(st.Reserved), errs.Bytes(st.Requested))
 	if st.Waiting > 0 {

@@ -15,6 +15,9 @@ import (
 type Stats struct {
 	// Serial is the pool's number in the process, from 1, and never used again.
 	Serial int `json:"serial"`
+	// Name and Tag are those of Options.
+	Name string   `json:"name,omitempty"`
+	Tag  cuda.Tag `json:"tag,omitempty"`
 	// Reserved is the physical memory that the pool has, and PeakReserved the most
 	// that it had since New or ResetPeaks.
 	Reserved     int `json:"reserved"`
@@ -115,7 +118,7 @@ func (p *Pool) ResetPeaks() {
 func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	s := Stats{Serial: p.serial, Counted: p.stats != nil, Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
+	s := Stats{Serial: p.serial, Name: p.o.Name, Tag: p.o.Tag, Counted: p.stats != nil, Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
 		Allocs: p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
 	if p.stats != nil {
 		s.PeakRequested, s.PeakBlocks = int(p.stats.mostRequested.Load()), int(p.stats.mostBlocks.Load())
