@@ -89,7 +89,7 @@ type trial struct {
 func (t trial) create(compression driver.CompressionType) (driver.AllocationProp, error) {
 	prop := t.d.plainMemory()
 	prop.Flags.CompressionType = compression
-	h, r := phys.TryCreate(t.d.sys.core, t.least, prop)
+	h, r, _ := phys.TryCreate(t.d.sys.core, t.least, prop, nil)
 	if r != driver.Success {
 		return prop, t.failed(driver.CallMemCreate, r, prop)
 	}

@@ -1,9 +1,11 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/diagnose"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -40,7 +42,21 @@ type Allocation struct {
 // caller closes it. Its contents are undefined: drivers have returned zeros, but do
 // not promise them.
 func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
-	const op = "vmm.Create"
+	return create("vmm.Create", d, size, p, nil)
+}
+
+// CreateWithin is Create within a budget, which may be nil: memory that it has no room for is
+// refused with cuda.ErrBudget, after the functions of its OnPressure were called.
+func CreateWithin(b *cuda.Budget, d *cuda.Device, size int, p Properties) (*Allocation, error) {
+	const op = "vmm.CreateWithin"
+	within, err := budget.Of(op, b)
+	if err != nil {
+		return nil, err
+	}
+	return create(op, d, size, p, within.Account(life.KindAllocation, life.Label{}, func() uint64 { return uint64(size) }))
+}
+
+func create(op string, d *cuda.Device, size int, p Properties, account *budget.Account) (a *Allocation, err error) {
 	prop, gran, err := p.resolve(op, d)
 	if err != nil {
 		return nil, err
@@ -52,11 +68,30 @@ func Create(d *cuda.Device, size int, p Properties) (*Allocation, error) {
 		return nil, err
 	}
 	sys := core.SystemOf(d)
-	h, r := phys.Create(sys, uint64(size), prop)
-	if r != driver.Success {
-		return nil, createError(op, "", d, size, uint64(size), 0, prop, r)
+	err = withRoom(sys, account, func() error {
+		h, r, short := phys.Create(sys, uint64(size), prop, account)
+		if short != nil || r != driver.Success {
+			return createError(op, "", d, size, uint64(size), 0, prop, r, short)
+		}
+		a = newAllocation(h, p.Granularity)
+		return nil
+	})
+	return a, err
+}
+
+// withRoom makes something, and again for as long as the account's budget refuses it and can
+// make room. The caller holds no lock.
+func withRoom(sys *core.System, account *budget.Account, try func() error) error {
+	for {
+		err := try()
+		if account == nil || err == nil {
+			return err
+		}
+		var short *budget.Shortage
+		if !errors.As(err, &short) || !sys.MakeRoom(short) {
+			return err
+		}
 	}
-	return newAllocation(h, p.Granularity), nil
 }
 
 // newAllocation takes over one reference to the handle.
@@ -94,8 +129,16 @@ func refused(d *cuda.Device, prop driver.AllocationProp, r driver.Result) error 
 }
 
 // createError returns the error of a creation of size bytes, one of the pieces of all
-// bytes that the caller requested for an object and of which made are there.
-func createError(op, object string, d *cuda.Device, size int, all, made uint64, prop driver.AllocationProp, r driver.Result) error {
+// bytes that the caller requested for an object and of which made are there. short is the
+// budget's refusal, if that is the reason.
+func createError(op, object string, d *cuda.Device, size int, all, made uint64, prop driver.AllocationProp, r driver.Result, short error) error {
+	var s *budget.Shortage
+	if errors.As(short, &s) {
+		s.Extend(made+uint64(size), all)
+		f := s.Failure(op)
+		f.Object = object
+		return errs.New(f)
+	}
 	loc := cuda.Location{Type: cuda.LocationType(prop.Location.Type), ID: int(prop.Location.ID)}
 	asked := fmt.Sprintf("%s on %v", errs.Bytes(size), loc)
 	if all > uint64(size) {

@@ -69,6 +69,10 @@ func (b *Buffer) Resize(s *cuda.Stream, n int) error {
 
 // resize makes the buffer n bytes long, in elements of a size.
 func (b *buffer) resize(op string, s *cuda.Stream, n, size int) error {
+	return b.withRoom(func() error { return b.resizeOnce(op, s, n, size) })
+}
+
+func (b *buffer) resizeOnce(op string, s *cuda.Stream, n, size int) error {
 	if n < 0 {
 		return errs.Invalid(op, counted(n, size), "lengths are not negative")
 	}
@@ -104,11 +108,15 @@ func (b *buffer) resize(op string, s *cuda.Stream, n, size int) error {
 }
 
 func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
-	if err := b.enterGrowth(op, b.by(n)); err != nil {
-		return 0, err
-	}
-	defer b.leave()
-	return b.appendLocked(op, s, n, size, fill)
+	err = b.withRoom(func() error {
+		if err := b.enterGrowth(op, b.by(n)); err != nil {
+			return err
+		}
+		defer b.leave()
+		at, err = b.appendLocked(op, s, n, size, fill)
+		return err
+	})
+	return at, err
 }
 
 // appendLocked commits memory for n more bytes, in elements of a size, and calls fill

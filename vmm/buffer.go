@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -59,6 +60,10 @@ type BufferOptions struct {
 	Name string
 	// Tag is the group that the buffer belongs to, and those that Move and Fork make of it.
 	Tag cuda.Tag
+	// Budget limits the memory that the buffer makes, and that those make which Move and Fork
+	// make of it. Memory that the budget has no room for is refused with cuda.ErrBudget, after
+	// the functions of its OnPressure were called. nil is no limit.
+	Budget *cuda.Budget
 }
 
 type (
@@ -80,6 +85,7 @@ type buffer struct {
 	align   int // as requested, for Move and Fork
 	chosen  Granularity
 	plan    ChunkPlan
+	account *budget.Account // of the memory that it makes; nil for none
 	// imported is nil for the process's own memory.
 	imported *imported
 	holds    holds
@@ -153,6 +159,10 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	if err := label.Check(op); err != nil {
 		return nil, err
 	}
+	within, err := budget.Of(op, o.Budget)
+	if err != nil {
+		return nil, err
+	}
 	prop, gran, err := o.Memory.resolve(op, d)
 	if err != nil {
 		return nil, err
@@ -174,6 +184,7 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, err
 	}
 	b := &buffer{dev: d, res: res, prop: prop, gran: gran, align: o.Align, chosen: o.Memory.Granularity, plan: plan, access: access}
+	b.account = within.Account(life.KindBuffer, label, b.inUse)
 	b.track(0, label)
 	return b, nil
 }
@@ -229,6 +240,23 @@ func (b *Buffer) Ptr() cuda.Ptr { return cuda.Ptr(b.b.res.Base) }
 
 // Len returns how many bytes are in use.
 func (b *Buffer) Len() int { return int(b.b.used.Load()) }
+
+// inUse is what a budget shows: nothing of a buffer that is closed.
+func (b *buffer) inUse() uint64 {
+	if b.closer.Closed() {
+		return 0
+	}
+	return b.used.Load()
+}
+
+// withRoom changes the buffer, and again for as long as its budget refuses memory and can make
+// room: without the buffer's locks, since what makes room may be of this buffer.
+func (b *buffer) withRoom(change func() error) error {
+	if b == nil || b.account == nil {
+		return change()
+	}
+	return withRoom(b.res.System(), b.account, change)
+}
 
 // Name returns the name that the buffer was given, if any.
 func (b *Buffer) Name() string { return b.b.Label().Name }

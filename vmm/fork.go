@@ -49,7 +49,15 @@ func (b *Buffer) Fork(s *cuda.Stream, n int, o ForkOptions) (*Buffer, error) {
 }
 
 // fork forks the first n bytes, in elements of a size.
-func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*buffer, error) {
+func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (f *buffer, err error) {
+	err = b.withRoom(func() error {
+		f, err = b.forkOnce(op, s, n, size, o)
+		return err
+	})
+	return f, err
+}
+
+func (b *buffer) forkOnce(op string, s *cuda.Stream, n, size int, o ForkOptions) (*buffer, error) {
 	if err := b.enter(op, forking); err != nil {
 		return nil, err
 	}
@@ -70,7 +78,8 @@ func (b *buffer) fork(op string, s *cuda.Stream, n, size int, o ForkOptions) (*b
 	if err != nil {
 		return nil, err
 	}
-	handles, rest, err := b.prefixLocked(op, uint64(n), f.res.Size)
+	f.account = b.account.Twin(f.inUse)
+	handles, rest, err := b.prefixLocked(op, f, uint64(n))
 	if err != nil {
 		return nil, f.res.Abandon(op, err)
 	}
@@ -108,8 +117,8 @@ func (b *buffer) mayFork(op string, n, size int, o ForkOptions) error {
 }
 
 // prefixLocked returns the chunks of the first n bytes, each with a reference: those
-// that lie entirely in them, and a new one for the rest, which ends at most at limit.
-func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handle, rest uint64, err error) {
+// that lie entirely in them, and a new one for the rest, which the fork pays for.
+func (b *buffer) prefixLocked(op string, f *buffer, n uint64) (handles []*phys.Handle, rest uint64, err error) {
 	for _, c := range b.chunks {
 		if rest = n - c.Off; rest < c.Memory.Size {
 			break
@@ -121,10 +130,10 @@ func (b *buffer) prefixLocked(op string, n, limit uint64) (handles []*phys.Handl
 	if rest == 0 {
 		return handles, 0, nil
 	}
-	size := min(b.plan.least(rest, b.gran), limit-(n-rest))
-	h, r := phys.Create(b.res.System(), size, b.prop)
-	if r != driver.Success {
-		return nil, 0, phys.Abandon(op, createError(op, b.Called(), b.dev, int(size), size, 0, b.prop, r), handles...)
+	size := min(b.plan.least(rest, b.gran), f.res.Size-(n-rest))
+	h, r, short := phys.Create(b.res.System(), size, b.prop, f.account)
+	if short != nil || r != driver.Success {
+		return nil, 0, phys.Abandon(op, createError(op, b.Called(), b.dev, int(size), size, 0, b.prop, r, short), handles...)
 	}
 	return append(handles, h), rest, nil
 }

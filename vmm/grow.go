@@ -25,37 +25,42 @@ func (b *Buffer) AppendUndefined(n int) (at int, err error) {
 
 // grow commits memory for n more bytes, in elements of a size.
 func (b *buffer) grow(op string, n, size int) error {
-	if err := b.enterGrowth(op, b.by(n)); err != nil {
+	return b.withRoom(func() error {
+		if err := b.enterGrowth(op, b.by(n)); err != nil {
+			return err
+		}
+		defer b.leave()
+		to, err := b.longerLocked(op, n, size)
+		if err == nil {
+			_, err = b.commitLocked(op, to)
+		}
 		return err
-	}
-	defer b.leave()
-	to, err := b.longerLocked(op, n, size)
-	if err == nil {
-		_, err = b.commitLocked(op, to)
-	}
-	return err
+	})
 }
 
 // appendUndefined makes the buffer n bytes longer, in elements of a size, and
 // returns how many bytes were in use.
 func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
-	if err := b.enterGrowth(op, b.by(n)); err != nil {
-		return 0, err
-	}
-	defer b.leave()
-	to, err := b.longerLocked(op, n, size)
-	if err == nil { // no late copy of an append that failed overwrites what the caller writes
-		err = b.res.System().AwaitUnsettled(op)
-	}
-	if err == nil {
-		_, err = b.commitLocked(op, to)
-	}
-	if err != nil {
-		return 0, err
-	}
-	at = int(b.used.Load())
-	b.used.Store(to)
-	return at, nil
+	err = b.withRoom(func() error {
+		if err := b.enterGrowth(op, b.by(n)); err != nil {
+			return err
+		}
+		defer b.leave()
+		to, err := b.longerLocked(op, n, size)
+		if err == nil { // no late copy of an append that failed overwrites what the caller writes
+			err = b.res.System().AwaitUnsettled(op)
+		}
+		if err == nil {
+			_, err = b.commitLocked(op, to)
+		}
+		if err != nil {
+			return err
+		}
+		at = int(b.used.Load())
+		b.used.Store(to)
+		return nil
+	})
+	return at, err
 }
 
 // by returns the length after n more bytes, for enterGrowth.
@@ -178,13 +183,13 @@ func (b *buffer) createLocked(op string, at, n uint64) ([]*vrange.Mapping, error
 	var err error
 	for end := at; end < n; {
 		size := b.plan.next(end, b.res.Size-end)
-		h, r := phys.Create(sys, size, b.prop)
-		if least := b.plan.least(n-end, b.gran); r == driver.OutOfMemory && least < size {
+		h, r, short := phys.Create(sys, size, b.prop, b.account)
+		if least := b.plan.least(n-end, b.gran); (r == driver.OutOfMemory || short != nil) && least < size {
 			size = least
-			h, r = phys.TryCreate(sys, size, b.prop) // Create has freed all that it could
+			h, r, short = phys.TryCreate(sys, size, b.prop, b.account) // Create has freed all that it could
 		}
-		if r != driver.Success {
-			err = createError(op, b.Called(), b.dev, int(size), roundUp(n-at, b.gran), end-at, b.prop, r)
+		if short != nil || r != driver.Success {
+			err = createError(op, b.Called(), b.dev, int(size), roundUp(n-at, b.gran), end-at, b.prop, r, short)
 			break
 		}
 		handles = append(handles, h)

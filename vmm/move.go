@@ -68,6 +68,8 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 		return nil, next.discard(op, err, nil)
 	}
 	next.used.Store(b.used.Load())
+	next.account = b.account
+	next.account.Pass(next.inUse)
 	next.track(committed, b.Label())
 	b.pastLocked() // drops those that are torn down, so that a chain of moves does not retain them
 	return next.public(), nil

@@ -58,6 +58,15 @@ package vmm
 // whoever counts the mappings of a chunk sees what it saw before. The tail is settled
 // first. What was clipped while the memory was away is never mapped again.
 //
+// # Budgets
+//
+// A buffer's account (internal/budget) is charged by phys.Create and credited by the last
+// release of a chunk, whoever does that. A successor has its predecessor's account, a fork one
+// of its own. A refusal undoes the change and lets go of all locks (buffer.withRoom); then the
+// System makes room, and the change begins anew. So owners that are asked may clip the very
+// buffer that grows. The refusal counts what the change had made before, since the undo gives
+// that back: else there would seem to be room at once.
+//
 // # Failure
 //
 // Options and sizes are checked before the first driver call. Building rolls back:

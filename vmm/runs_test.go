@@ -28,7 +28,7 @@ func TestRunsOfChunksAreMappedElsewhere(t *testing.T) {
 		r := vrange.Of(res)
 		var chunks []*phys.Handle
 		for range 2 {
-			h, result := phys.TryCreate(core.SystemOf(d), 2*mib, prop)
+			h, result, _ := phys.TryCreate(core.SystemOf(d), 2*mib, prop, nil)
 			require.Equal(t, driver.Success, result)
 			chunks = append(chunks, h)
 		}

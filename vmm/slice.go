@@ -337,6 +337,14 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 	if src.buf.dev.System() != b.dev.System() {
 		return 0, errs.ForeignError(op, "slice")
 	}
+	err = b.withRoom(func() error {
+		at, err = appendSliceOnce(op, b, on, src)
+		return err
+	})
+	return at, err
+}
+
+func appendSliceOnce[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at int, err error) {
 	if err := b.enterGrowth(op, b.by(src.Size())); err != nil {
 		return 0, err
 	}

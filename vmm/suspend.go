@@ -208,8 +208,8 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	return in, nil
 }
 
-func lackOf(op string, m suspend.Member, h *phys.Handle, all, made uint64, r driver.Result) error {
-	return createError(op, m.Device(), int(h.Size), all, made, h.Asked, r)
+func lackOf(op string, m suspend.Member, h *phys.Handle, all, made uint64, r driver.Result, short error) error {
+	return createError(op, "", m.Device(), int(h.Size), all, made, h.Asked, r, short)
 }
 
 // inner returns the inner state, or an error for a Suspension that no function made.

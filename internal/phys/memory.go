@@ -118,23 +118,15 @@ func (h *Handle) Away() bool { return h.memory.users.Load() == away }
 // Taken reports whether the memory was taken, and neither dropped nor returned.
 func (h *Handle) Taken() bool { return h.memory.users.Load() == taken }
 
-// Renew creates memory in place of what was dropped; see Create for what it does if there is
-// none.
-func (h *Handle) Renew() driver.Result {
+// Renew creates memory in place of what was dropped, and charges the account that paid for
+// that; see Create for what it does if there is none.
+func (h *Handle) Renew() (driver.Result, error) {
 	h.memory.must(away)
-	s, on := h.System(), h.Devices()
-	if r := s.DeviceLost(on...); r != driver.Success {
-		return r
-	}
-	var d driver.MemHandle
-	r := s.Allocate(h.Size, func() (r driver.Result) {
-		d, r = s.Drv.MemCreate(h.Size, h.Asked)
-		return r
-	})
-	if s.Observe(r, on...) == driver.Success {
+	d, r, err := charged(h.System(), h.Size, h.Asked, h.account, h.System().Allocate)
+	if err == nil && r == driver.Success {
 		h.Give(d)
 	}
-	return r
+	return r, err
 }
 
 // Give gives the handle memory of the same size and properties in place of what was
@@ -156,7 +148,11 @@ func (h *Handle) free() driver.Result {
 	h.dropSource()
 	s := h.System()
 	r := s.Teardown(func() driver.Result { return s.Drv.MemRelease(h.memory.driver) }, h.Devices()...)
-	if r == driver.Success && h.sharing.Load() == exported {
+	if r != driver.Success {
+		return r
+	}
+	h.account.Credit(h.Size)
+	if h.sharing.Load() == exported {
 		s.Shared.Release(h.Size)
 	}
 	return r

@@ -66,7 +66,7 @@ func TestMemoryThatIsTaken(t *testing.T) {
 			return nil
 		}, [4]int{panics, panics, panics, present}},
 		{"Renew", func(h *phys.Handle, _ *core.System) error {
-			if r := h.Renew(); r != driver.Success {
+			if r, err := h.Renew(); err != nil || r != driver.Success {
 				return refused
 			}
 			return nil

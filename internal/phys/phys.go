@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"sync/atomic"
 
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -42,39 +43,57 @@ type Handle struct {
 	sharing atomic.Int32
 	kept    atomic.Int64 // a descriptor and 1; 0: none
 	source  *source      // nil unless KeepSource
+	// account is charged with Size while the driver has the memory; nil for none.
+	account *budget.Account
 }
 
 // Create makes physical memory; see core.System.Allocate for what it does where
-// there is none. On a device that is lost none is made.
-func Create(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
-	on := core.DevicesOf(prop.Location)
-	if r := s.DeviceLost(on...); r != driver.Success {
-		return nil, r
-	}
-	var h driver.MemHandle
-	r := s.Allocate(size, func() (r driver.Result) {
-		h, r = s.Drv.MemCreate(size, prop)
-		return r
-	})
-	if r != driver.Success {
-		return nil, s.Observe(r, on...)
-	}
-	return New(s, h, size, prop), driver.Success
+// there is none. On a device that is lost none is made. The account, nil for none, is charged
+// until the memory is released; if that does not fit, the error is a *budget.Shortage and the
+// driver is not called.
+func Create(s *core.System, size uint64, prop driver.AllocationProp, a *budget.Account) (*Handle, driver.Result, error) {
+	return create(s, size, prop, a, s.Allocate)
 }
 
 // TryCreate is Create for a caller that handles want of memory itself: it calls the
 // driver once.
-func TryCreate(s *core.System, size uint64, prop driver.AllocationProp) (*Handle, driver.Result) {
+func TryCreate(s *core.System, size uint64, prop driver.AllocationProp, a *budget.Account) (*Handle, driver.Result, error) {
+	return create(s, size, prop, a, func(_ uint64, try func() driver.Result) driver.Result {
+		s.PollReclaim()
+		return try()
+	})
+}
+
+func create(s *core.System, size uint64, prop driver.AllocationProp, a *budget.Account, with allocator) (*Handle, driver.Result, error) {
+	h, r, err := charged(s, size, prop, a, with)
+	if err != nil || r != driver.Success {
+		return nil, r, err
+	}
+	made := New(s, h, size, prop)
+	made.account = a
+	return made, r, nil
+}
+
+// allocator calls try, which creates size bytes, perhaps several times.
+type allocator func(size uint64, try func() driver.Result) driver.Result
+
+// charged creates the driver's memory, and charges the account for it.
+func charged(s *core.System, size uint64, prop driver.AllocationProp, a *budget.Account, with allocator) (h driver.MemHandle, r driver.Result, err error) {
 	on := core.DevicesOf(prop.Location)
 	if r := s.DeviceLost(on...); r != driver.Success {
-		return nil, r
+		return 0, r, nil
 	}
-	s.PollReclaim()
-	h, r := s.Drv.MemCreate(size, prop)
+	if err := a.Charge(size); err != nil {
+		return 0, driver.Success, err
+	}
+	r = with(size, func() (r driver.Result) {
+		h, r = s.Drv.MemCreate(size, prop)
+		return r
+	})
 	if s.Observe(r, on...) != driver.Success {
-		return nil, r
+		a.Credit(size)
 	}
-	return New(s, h, size, prop), driver.Success
+	return h, r, nil
 }
 
 // New takes over a driver's handle.

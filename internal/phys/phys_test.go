@@ -35,7 +35,7 @@ func open(t *testing.T) (*sim.Machine, *cuda.System, *core.System) {
 
 func create(t *testing.T, s *core.System) *phys.Handle {
 	t.Helper()
-	h, r := phys.Create(s, 2*mib, onDevice)
+	h, r, _ := phys.Create(s, 2*mib, onDevice, nil)
 	require.Equal(t, driver.Success, r)
 	return h
 }
@@ -111,7 +111,7 @@ func TestCreateTakesWhatWasClosedAndHasPassed(t *testing.T) {
 	for range 4 {
 		all = append(all, create(t, sys))
 	}
-	_, r := phys.Create(sys, 2*mib, onDevice)
+	_, r, _ := phys.Create(sys, 2*mib, onDevice, nil)
 	require.Equal(t, driver.OutOfMemory, r)
 
 	d, err := s.Device(0)
@@ -128,10 +128,10 @@ func TestCreateTakesWhatWasClosedAndHasPassed(t *testing.T) {
 		require.Equal(t, driver.Success, gone.Release())
 		return nil
 	})
-	all[0], r = phys.Create(sys, 2*mib, onDevice)
+	all[0], r, _ = phys.Create(sys, 2*mib, onDevice, nil)
 	// The reclaimer's goroutine may be at it just now.
 	for until := time.Now().Add(10 * time.Second); r == driver.OutOfMemory && time.Now().Before(until); {
-		all[0], r = phys.Create(sys, 2*mib, onDevice)
+		all[0], r, _ = phys.Create(sys, 2*mib, onDevice, nil)
 	}
 	require.Equal(t, driver.Success, r)
 	for _, h := range all {
@@ -151,7 +151,7 @@ func TestALostDeviceMakesNoMemoryAndGivesItBack(t *testing.T) {
 	refused.Done()
 	calls := m.Count("cuMemCreate")
 	sys.Observe(driver.IllegalAddress, 0)
-	_, r := phys.Create(sys, 2*mib, onDevice)
+	_, r, _ := phys.Create(sys, 2*mib, onDevice, nil)
 	require.Equal(t, driver.IllegalAddress, r)
 	require.Equal(t, calls, m.Count("cuMemCreate"))
 	require.Equal(t, driver.Success, h.Release())

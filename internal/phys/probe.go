@@ -16,7 +16,7 @@ import (
 func ProbeHandleType(op string, s *core.System, size uint64, prop driver.AllocationProp) (at driver.Call, r driver.Result, left error) {
 	on, t := core.DevicesOf(prop.Location), prop.RequestedHandleTypes
 	give := func(h *Handle) { left = errors.Join(left, ReleaseAll(op, h)) }
-	h, r := Create(s, size, prop)
+	h, r, _ := Create(s, size, prop, nil)
 	if r != driver.Success {
 		return driver.CallMemCreate, r, nil
 	}

@@ -22,7 +22,7 @@ var shareable = func() driver.AllocationProp {
 
 func createShareable(t *testing.T, s *core.System) *phys.Handle {
 	t.Helper()
-	h, r := phys.Create(s, 2*mib, shareable)
+	h, r, _ := phys.Create(s, 2*mib, shareable, nil)
 	require.Equal(t, driver.Success, r)
 	return h
 }

@@ -197,9 +197,12 @@ func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {
 	for i, c := range lost {
 		if c.h.Taken() {
 			c.h.Return() // the driver had refused to take it
-		} else if r := c.h.Renew(); r != driver.Success {
-			err := s.o.Lack(op, c.first.m, c.h, all, made, r)
+		} else if r, short := c.h.Renew(); short != nil || r != driver.Success {
+			err := s.o.Lack(op, c.first.m, c.h, all, made, r, short)
 			s.dropAll(op, lost[:i])
+			if short != nil { // which other memory of its budget may end
+				r = driver.OutOfMemory
+			}
 			return r, err
 		}
 		made += c.size

@@ -44,7 +44,7 @@ func stretched(t *testing.T, chunks int) *stretch {
 	st := &stretch{t: t, m: m, sys: r.System(), r: r, sleep: &core.Sleep{What: "the range"}}
 	var handles []*phys.Handle
 	for range chunks {
-		h, res := phys.Create(st.sys, mib, driver.AllocationProp{Type: driver.AllocationPinned, Location: on(0)})
+		h, res, _ := phys.Create(st.sys, mib, driver.AllocationProp{Type: driver.AllocationPinned, Location: on(0)}, nil)
 		require.Equal(t, driver.Success, res)
 		handles = append(handles, h)
 	}
@@ -239,7 +239,7 @@ func TestRangesOfWhichAPartIsAway(t *testing.T) {
 	grants := st.m.Count("cuMemSetAccess")
 	require.NoError(t, st.r.SetAccess(op, 0, 5*mib, lower))
 	require.Equal(t, grants+2, st.m.Count("cuMemSetAccess"), "one for each side")
-	h, res := phys.Create(st.sys, mib, driver.AllocationProp{Type: driver.AllocationPinned, Location: on(0)})
+	h, res, _ := phys.Create(st.sys, mib, driver.AllocationProp{Type: driver.AllocationPinned, Location: on(0)}, nil)
 	require.Equal(t, driver.Success, res)
 	more, err := st.r.Map(op, nil, 5*mib, []*phys.Handle{h}, nil)
 	require.NoError(t, err)

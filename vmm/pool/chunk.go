@@ -14,8 +14,8 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	if !p.admit(size) {
 		return nil, &shortage{kind: errs.Budget, size: size}
 	}
-	h, r := phys.TryCreate(p.sys, size, p.prop)
-	if r == driver.Success {
+	h, r, short := phys.TryCreate(p.sys, size, p.prop, p.account)
+	if short == nil && r == driver.Success {
 		raise(&p.mostHeld, p.reserved.Load())
 		if p.decay > 0 {
 			p.upkeep.wake(p, p.decay)
@@ -24,6 +24,9 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 		return h, nil
 	}
 	p.gave(size)
+	if short != nil {
+		return nil, &shortage{kind: errs.Budget, size: size, err: short}
+	}
 	if r == driver.OutOfMemory {
 		return nil, &shortage{kind: errs.OutOfMemory, size: size, call: driver.CallMemCreate, result: r}
 	}

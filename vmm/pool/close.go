@@ -129,6 +129,7 @@ func (p *Pool) giveBack() error {
 	defer p.mu.Unlock()
 	p.upkeep.stop()
 	p.keeper.Remove()
+	p.unbudget()
 	p.object.Untrack()
 	p.hide()
 	for _, sh := range p.shards {

@@ -366,8 +366,8 @@ func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err erro
 	return h.block(), true, nil
 }
 
-// lacking is what a request takes in chunks.
-func (p *Pool) lacking(w *want) uint64 {
+// lacks is what a request takes in chunks.
+func (p *Pool) lacks(w *want) uint64 {
 	if w.kind == small {
 		return p.gran
 	}

@@ -135,6 +135,14 @@ package pool
 // serves no request while the stream captures and whose epoch cannot pass: that is what
 // postpones the free.
 //
+// # Budgets
+//
+// A pool within a cuda.Budget charges its chunks there (phys.TryCreate), after its own limit
+// has admitted them. What the budget refuses is a shortage like others (escalation.find): the
+// pool trims itself, and then lets go of misses and has the budget make room, which asks other
+// pools first (underPressure). While it does, it ignores that call for its own
+// request, or it would give back the chunks that the request has gathered.
+//
 // # Failure
 //
 // Growing rolls back. New chunks that could not be mapped are idle, and serve the next

@@ -53,6 +53,10 @@ type Options struct {
 	Name string
 	// Tag is the group that the pool belongs to. Request.Tag says what a block is for.
 	Tag cuda.Tag
+	// Budget limits the pool's memory together with that of other owners; Limit counts within
+	// it. Before the budget refuses memory to one of them, the pool gives free memory back,
+	// and then the functions of the budget's OnPressure are called. nil is no limit.
+	Budget *cuda.Budget
 	// CaptureLimit is the duration after which the System's logger reports a capture
 	// that goes on. 0 is a minute; a negative value means never.
 	CaptureLimit time.Duration
@@ -158,7 +162,7 @@ func (p *Pool) SetLimit(bytes int) error {
 // impossible returns why a request is refused that no free could make room for, or
 // nil. It spares giving anything up for such a request.
 func (p *Pool) impossible(w *want) *shortage {
-	n := p.lacking(w)
+	n := p.lacks(w)
 	if l := p.limit.Load(); l > 0 && n > l {
 		return &shortage{kind: errs.Budget, size: n}
 	}

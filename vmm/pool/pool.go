@@ -2,11 +2,13 @@ package pool
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -36,7 +38,10 @@ type Pool struct {
 	o                           Options
 	stats                       *statistics
 	keeper                      *core.Keeper
-	hide                        func() // from snapshots of the System
+	account                     *budget.Account // nil without a budget
+	unbudget                    func()          // ends what the budget calls
+	lacking                     atomic.Int32    // requests that the budget makes room for
+	hide                        func()          // from snapshots of the System
 
 	closer life.Closer
 	upkeep upkeep // which has a lock of its own
@@ -103,6 +108,10 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if err := label.Check(op); err != nil {
 		return nil, err
 	}
+	within, err := budget.Of(op, o.Budget)
+	if err != nil {
+		return nil, err
+	}
 	prop, gran, err := memspec.Resolve(op, d, o.Memory)
 	if err != nil {
 		return nil, err
@@ -148,6 +157,17 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	p.object.SetLabel(label)
 	p.sys.Track(&p.object, life.KindPool, 0)
 	p.keeper = p.sys.OnPressure(p.underPressure)
+	p.unbudget = func() {}
+	if within != nil {
+		p.account = within.Account(life.KindPool, label, p.inUse)
+		p.unbudget = within.OnPressure(math.MinInt, func(need uint64) uint64 { // before it asks users
+			if p.lacking.Load() > 0 {
+				return 0 // it has given back what it could, and keeps what it gathers
+			}
+			freed, _ := p.underPressure(need)
+			return freed
+		})
+	}
 	p.hide = p.sys.Show(p)
 	return p, nil
 }

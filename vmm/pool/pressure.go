@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
@@ -40,6 +41,16 @@ func (r *escalation) ask(s *shortage) (again bool) {
 		again = r.p.o.OnExhausted(Exhausted{Bytes: int(r.w.bytes), Tag: r.w.tag, Reason: s.reason(), Limit: st.Limit, Reserved: st.Reserved, Requested: st.Requested})
 	})
 	return again
+}
+
+// makeRoom has owners of the pool's budget give memory back, without the lock.
+func (r *escalation) makeRoom(short *budget.Shortage) bool {
+	r.unlock()
+	defer r.lock()
+	r.p.lacking.Add(1)
+	defer r.p.lacking.Add(-1)
+	short.Extend(0, r.p.lacks(r.w))
+	return r.p.sys.MakeRoom(short)
 }
 
 // escalation is what a request does that finds no memory. It tries again after each step:
@@ -85,10 +96,14 @@ func (r *escalation) find(s *shortage) error {
 				return err
 			}
 		case askOthers:
+			if short := s.short(); short != nil && r.makeRoom(short) {
+				r.step-- // a request of several chunks may lack the next one
+				return nil
+			}
 			if s.kind != errs.OutOfMemory {
 				continue
 			}
-			if p.sys.FreeMemory(p.lacking(r.w), p.keeper) > 0 {
+			if p.sys.FreeMemory(p.lacks(r.w), p.keeper) > 0 {
 				return nil
 			}
 		case waitForGPU:

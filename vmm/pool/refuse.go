@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -60,6 +61,13 @@ type Exhausted struct {
 	Reserved, Requested int
 }
 
+// short is the refusal of the pool's budget, or nil if that is not the reason.
+func (s *shortage) short() *budget.Shortage {
+	var b *budget.Shortage
+	errors.As(s.err, &b)
+	return b
+}
+
 func (s *shortage) reason() error {
 	switch s.kind {
 	case errs.Budget:
@@ -89,6 +97,10 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 	switch {
 	case lost != driver.Success:
 		f.Kind, f.Result, f.Hint = errs.DeviceLost, lost, "restart the process; closing the pool drops what lies on the device"
+	case s.short() != nil:
+		b := s.short().Failure(allocOp)
+		f.Asked += "; " + b.Asked
+		f.Hint = "free blocks; " + b.Hint
 	case s.kind == errs.Budget:
 		f.Asked += fmt.Sprintf("; the limit is %s", errs.Bytes(st.Limit))
 		f.Hint = "free blocks, or raise the limit with Pool.SetLimit"
@@ -109,7 +121,7 @@ func (p *Pool) refusal(sh *shard, w *want, s *shortage) error {
 					f.Hint = p.chunkHint("use a smaller Options.Chunk")
 				}
 				withheld = p.sys.Withheld(s.size, free)
-				lack = core.Lack{Bytes: p.lacking(w), Free: uint64(free), Total: uint64(total)}
+				lack = core.Lack{Bytes: p.lacks(w), Free: uint64(free), Total: uint64(total)}
 			}
 		}
 		f.Hint = cmp.Or(withheld, f.Hint, p.sys.Missing(p.on[0], lack), "free blocks, or what others hold of the device's memory")

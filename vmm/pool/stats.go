@@ -113,6 +113,9 @@ func (p *Pool) ResetPeaks() {
 	}
 }
 
+// inUse is what a budget shows: the live blocks as they were requested.
+func (p *Pool) inUse() uint64 { return uint64(p.Stats().Requested) }
+
 // Stats returns the pool's counts. While other goroutines allocate, they are of
 // slightly different moments.
 func (p *Pool) Stats() Stats {

@@ -20,9 +20,9 @@ func (p *Pool) trimFor(w *want, s *shortage) (freed uint64, err error) {
 		}
 		return p.trim(allocOp, maxBytes)
 	case w.kind == mid && p.moves():
-		return trimBy(allocOp, p.lacking(w), p.trimIdle, p.trimSlabs)
+		return trimBy(allocOp, p.lacks(w), p.trimIdle, p.trimSlabs)
 	}
-	return p.trim(allocOp, p.lacking(w))
+	return p.trim(allocOp, p.lacks(w))
 }
 
 // trim gives free chunks that the GPU has passed back to the driver until need

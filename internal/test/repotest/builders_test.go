@@ -22,7 +22,7 @@ var builders = map[string]string{
 	"internal/phys Handle.left":          "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"internal/vrange Range.Undo":         "TestWhatABuilderCannotUndoIsGivenBackLater", // its rows are the builders of vmm
 	"internal/suspend Suspension.drop":   "TestEveryFailureOfEveryOperation",
-	"vmm buffer.fork":                    "TestWhatABuilderCannotUndoIsGivenBackLater",
+	"vmm buffer.forkOnce":                "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm importBuffer":                   "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm buffer.discard":                 "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm buffer.mapChunks":               "TestWhatABuilderCannotUndoIsGivenBackLater",
