@@ -116,6 +116,8 @@ type Mapping struct {
 	Access string `json:"access,omitempty"`
 	// Closing mappings were closed and wait for the GPU.
 	Closing bool `json:"closing,omitempty"`
+	// Suspended mappings have no memory now: they get it back at this address.
+	Suspended bool `json:"suspended,omitempty"`
 }
 
 // Memory is physical memory.
@@ -130,7 +132,9 @@ type Memory struct {
 	// processes may hold it.
 	Imported bool `json:"imported,omitempty"`
 	Exported bool `json:"exported,omitempty"`
-	Stack    int  `json:"stack,omitempty"`
+	// Suspended memory was given back to the driver for now, and takes none.
+	Suspended bool `json:"suspended,omitempty"`
+	Stack     int  `json:"stack,omitempty"`
 }
 
 // Buffer is a vmm.Buffer or vmm.Array. It begins where its reservation does.

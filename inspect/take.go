@@ -133,7 +133,7 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 			Reserved: int(about.Reserved), Device: about.Device.Ordinal(), Imported: about.Imported, Stack: t.callers(o)})
 	case *phys.Handle:
 		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID(), Bytes: int(x.Size), Location: place(x.Asked.Location),
-			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Stack: t.callers(o)})
+			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Suspended: x.Away(), Stack: t.callers(o)})
 	default:
 		if k := o.Kind(); k != life.KindMapping && k != life.KindPool { // which are shown elsewhere
 			t.s.Others = append(t.s.Others, Other{Kind: o.Kind().String(), Bytes: int(o.Bytes()), Stack: t.callers(o)})
@@ -151,7 +151,7 @@ func (t *snapshotReader) reservation(r *vrange.Range, stack int) {
 		batch = r.Mappings(next, batch)
 		for _, m := range batch {
 			to.Mappings = append(to.Mappings, Mapping{Offset: int(m.Off), Bytes: int(m.Memory.Size), Memory: m.Memory.ID(),
-				Access: t.grants(m.Access), Closing: m.Closing})
+				Access: t.grants(m.Access), Closing: m.Closing, Suspended: m.Away})
 			next = m.Off + m.Memory.Size
 		}
 		if len(batch) < mappingsAtOnce {

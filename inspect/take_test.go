@@ -107,6 +107,47 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 	require.Contains(t, text.String(), `"ptr":"`+space.Ptr().String()+`"`)
 }
 
+// A snapshot says which memory was suspended, and the totals count it apart.
+func TestTakeShowsWhatSleeps(t *testing.T) {
+	_, sys := open(t)
+	d := sys.Devices()[0]
+	var all []*vmm.Buffer
+	for range 2 {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * granule, Chunks: vmm.FixedChunks(granule)})
+		require.NoError(t, err)
+		closing(t, b)
+		require.NoError(t, b.Resize(nil, 2*granule))
+		all = append(all, b)
+	}
+	z, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{}, all[0])
+	require.NoError(t, err)
+	s, err := inspect.Take(sys)
+	require.NoError(t, err)
+	for _, r := range s.Reservations {
+		require.Len(t, r.Mappings, 2)
+		for _, m := range r.Mappings {
+			require.Equal(t, r.Ptr == inspect.Address(all[0].Ptr()), m.Suspended)
+		}
+	}
+	away := 0
+	for _, m := range s.Memory {
+		if m.Suspended {
+			away += m.Bytes
+		}
+	}
+	require.Equal(t, 2*granule, away)
+	require.Equal(t, 2, s.Totals.Suspended)
+	require.Equal(t, 2*granule, s.Totals.SuspendedBytes)
+	require.Equal(t, 2*granule, s.Totals.AllocatedBytes)
+	require.NoError(t, z.Resume(t.Context()))
+	s, err = inspect.Take(sys)
+	require.NoError(t, err)
+	require.Zero(t, s.Totals.Suspended)
+	for _, m := range s.Memory {
+		require.False(t, m.Suspended)
+	}
+}
+
 func TestTakeOfNothing(t *testing.T) {
 	_, err := inspect.Take(nil)
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)

@@ -244,7 +244,7 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 // Released returns the completion of the suspension: the memory that goes is free then, as far
 // as this process is concerned. Its error is that of a SuspendAfter that failed, or says that
 // memory was resumed which the driver had not taken.
-func (s *Suspension) Released() cuda.Completion { return s.s.Completion() }
+func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
 // Report says what became of memory that is suspended, in bytes.
 type Report struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -430,5 +431,107 @@ func TestSuspensionsBesideEverything(t *testing.T) {
 	require.NoError(t, err)
 	for at, by := range written {
 		require.Equal(t, bytes.Repeat([]byte{by}, record), got[at:at+record], "record at %d", at)
+	}
+}
+
+// Memory of two devices sleeps and wakes together, each device copying its own.
+func TestMemoryOfTwoDevicesSleeps(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	near := w.buffer(3)
+	far, err := vmm.NewBuffer(w.peer, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64)})
+	require.NoError(t, err)
+	w.own(far)
+	require.NoError(t, gputest.Err(far.Append(nil, pattern(2*kib64, 9))))
+	want, wantFar := w.bytes(near), w.bytes(far)
+	before := [2]int{w.free(0), w.free(1)}
+	s := w.suspend(near, far)
+	require.Equal(t, [2]int{before[0] + 3, before[1] + 2}, [2]int{w.free(0), w.free(1)})
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, before, [2]int{w.free(0), w.free(1)})
+	require.Equal(t, want, w.bytes(near))
+	require.Equal(t, wantFar, w.bytes(far))
+}
+
+// A device that may not write the memory brings the bytes back all the same, and may not
+// afterwards; memory that no device may read keeps its bytes only if it stays.
+func TestSuspendKeepsAccess(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	want := w.bytes(b)
+	mode := func(mode vmm.AccessMode) {
+		require.NoError(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: mode}))
+	}
+	mode(vmm.ReadOnly)
+	s := w.suspend(b)
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, want, w.bytes(b))
+	part, err := b.Slice(0, 10)
+	require.NoError(t, err)
+	require.ErrorIs(t, part.Zero(nil), cuda.ErrNotPermitted)
+	access := w.look().access
+	require.Equal(t, driver.AccessRead, access[0][0], "in the driver, too")
+
+	s = w.suspend(b)
+	mode(vmm.NoAccess) // while it is away
+	require.ErrorIs(t, b.SetAccess(vmm.Access{Location: w.d.Location(), Mode: vmm.ReadWrite}), cuda.ErrSuspended)
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, driver.AccessNone, w.look().access[0][0])
+	_, err = vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, b)
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	require.ErrorContains(t, err, "Drop the bytes")
+	mode(vmm.ReadOnly)
+	require.Equal(t, want, w.bytes(b))
+}
+
+// A SuspendAfter that fails leaves everything as it was, and its completion says why, whenever it
+// is asked.
+func TestSuspendAfterThatFails(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	want := w.bytes(b)
+	w.m.Inject(sim.Fault{Call: "cuMemcpyDtoHAsync", Result: code})
+	s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, b)
+	require.NoError(t, err)
+	require.NoError(t, w.drain())
+	for range 2 {
+		require.ErrorContains(t, s.Released().Wait(w.ctx()), "cuMemcpyDtoHAsync")
+	}
+	require.Equal(t, want, w.bytes(b))
+	require.NoError(t, gputest.Err(b.Append(nil, []byte{1})))
+	require.NoError(t, s.Resume(w.ctx()), "nothing sleeps")
+	require.Empty(t, s.Report().Memory)
+}
+
+// What the driver refuses to take is held, counted and tried again, and Resume takes it back.
+func TestMemoryThatTheDriverDoesNotTake(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	want := w.bytes(b)
+	for _, call := range []string{"cuMemRelease", "cuMemUnmap"} {
+		for _, drained := range []bool{false, true} {
+			w.m.Inject(sim.Fault{Call: call, Times: -1, Result: code})
+			s := w.suspend(b)
+			r := s.Report()
+			require.Equal(t, 2*kib64, r.Held, call)
+			require.Contains(t, r.Memory[0].Rest[0].Why, call)
+			select {
+			case <-s.Released().Done():
+				t.Fatal("the memory is not free")
+			default:
+			}
+			w.m.ClearFaults()
+			if drained {
+				require.NoError(t, w.drain())
+				require.NoError(t, s.Released().Wait(w.ctx()))
+				require.Zero(t, s.Report().Held)
+			}
+			require.NoError(t, s.Resume(w.ctx()))
+			require.Equal(t, want, w.bytes(b))
+			require.NoError(t, w.drain())
+		}
 	}
 }

@@ -29,6 +29,15 @@ func (c *Completion) Wait(ctx context.Context) error {
 	}
 }
 
+// NewCompletion returns the Completion of something that ends once, and what ends it.
+func NewCompletion() (c *Completion, end func(error)) {
+	c = &Completion{done: make(chan struct{})}
+	return c, func(err error) {
+		c.err = err
+		close(c.done)
+	}
+}
+
 // Ending makes the Completion of an object that no Closer closes. Its zero value is that
 // of an object in use.
 type Ending struct{ completion }

@@ -39,7 +39,7 @@ func OutAfter(op string, o Options, members []Member, fence func() (*core.Fence,
 	}
 	s.sys.Go(func() {
 		if err := s.out(context.Background(), op, func(*plan) error { return s.await(f) }); err != nil {
-			s.End(err)
+			s.end(err)
 		}
 	})
 	return s, nil
@@ -219,7 +219,7 @@ func (s *Suspension) settle(err error) {
 	s.ended = s.ended || end
 	s.mu.Unlock()
 	if end {
-		s.End(err)
+		s.end(err)
 	}
 }
 

@@ -32,8 +32,9 @@ type Suspension struct {
 	core.Object
 	sys *core.System
 	o   Options
-	// Ending is the release of the memory: see Released.
-	life.Ending
+	// Released ends when the memory is back with the driver, and end is called once.
+	Released *life.Completion
+	end      func(error)
 	// asked has all members, as they were named.
 	asked []*place
 	// turn is received by whoever moves bytes, or gives back what is owed, and sent when that
@@ -57,6 +58,7 @@ type Suspension struct {
 // that each is named once. After an error nothing has changed.
 func newSuspension(op string, o Options, members []Member) (*Suspension, error) {
 	s := &Suspension{sys: members[0].System(), o: o, turn: make(chan struct{}, 1), chunks: map[*phys.Handle]*chunk{}}
+	s.Released, s.end = life.NewCompletion()
 	now := time.Now()
 	for _, m := range members {
 		s.asked = append(s.asked, &place{of: s, m: m, sleep: &core.Sleep{What: m.What(), Since: now}})

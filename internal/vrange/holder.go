@@ -39,6 +39,10 @@ func MemoryOf(op string, of interface{ mapped() (*Mapping, *life.Life) }) (h *ph
 	if !owner.Acquire() {
 		return nil, nil, errs.ClosedError(op, "mapping")
 	}
+	if err := m.Here(op); err != nil {
+		owner.Release()
+		return nil, nil, err
+	}
 	m.Memory.Retain()
 	return m.Memory, owner.Release, nil
 }
