@@ -148,9 +148,14 @@ func (b *Buffer) inner() *buffer {
 
 // public returns a Buffer of the inner state, whose loss is reported.
 func (b *buffer) public() *Buffer {
-	made := &Buffer{shared: share.HoldMemory(b), sleeper: suspend.Hold(sleepingBuffer{b}), b: b}
+	made := b.handle()
 	b.Watch(&made.watched)
 	return made
+}
+
+// handle returns a Buffer of the inner state that its user may lose.
+func (b *buffer) handle() *Buffer {
+	return &Buffer{shared: share.HoldMemory(b), sleeper: suspend.Hold(sleepingBuffer{b}), b: b}
 }
 
 // newBuffer makes a buffer that can grow to at least need bytes.

@@ -20,12 +20,14 @@ func (b sleepingBuffer) Berth() *suspend.Berth { return &b.berth }
 func (b sleepingBuffer) Device() *cuda.Device  { return b.dev }
 func (b sleepingBuffer) Base() driver.Ptr      { return b.res.Base }
 func (b sleepingBuffer) Size() uint64          { return b.res.Size }
-func (b sleepingBuffer) What() string          { return fmt.Sprintf("the buffer at %#x", uint64(b.res.Base)) }
-func (b sleepingBuffer) System() *core.System  { return b.res.System() }
-func (b sleepingBuffer) Closed() bool          { return b.closer.Closed() }
-func (b sleepingBuffer) Lock()                 { b.changes.Lock() }
-func (b sleepingBuffer) Unlock()               { b.changes.Unlock() }
-func (b sleepingBuffer) AddTo(f *core.Fence)   { b.copies.addTo(f) }
+func (b sleepingBuffer) What() string {
+	return fmt.Sprintf("the %s at %#x", b.Title(), uint64(b.res.Base))
+}
+func (b sleepingBuffer) System() *core.System { return b.res.System() }
+func (b sleepingBuffer) Closed() bool         { return b.closer.Closed() }
+func (b sleepingBuffer) Lock()                { b.changes.Lock() }
+func (b sleepingBuffer) Unlock()              { b.changes.Unlock() }
+func (b sleepingBuffer) AddTo(f *core.Fence)  { b.copies.addTo(f) }
 
 func (b sleepingBuffer) Acquire(op string) error {
 	if err := b.acquire(op); err != nil {

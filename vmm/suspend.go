@@ -246,6 +246,21 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 // memory was resumed which the driver had not taken.
 func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
+// Tagged returns the buffers of a System that have the tag and are open, to suspend or resume
+// them together. An array is its Buffer.
+func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
+	if sys == nil {
+		return nil
+	}
+	core.SystemOf(sys).Live.Each(func(o *life.Object, owner life.Owner) {
+		if b, ok := owner.(*buffer); ok && b.Label().Tag == string(t) && !b.closer.Closed() {
+			// The user has another, whose loss is reported.
+			all = append(all, b.handle())
+		}
+	})
+	return all
+}
+
 // Report says what became of memory that is suspended, in bytes.
 type Report struct {
 	// Memory has an entry for each object, in the order in which they were named.

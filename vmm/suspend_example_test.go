@@ -136,3 +136,22 @@ func ExamplePreview() {
 	// 2 named, kept in host memory - 4 MiB go, 0 MiB stay, 4 MiB of host memory
 	// 2 named, dropped - 4 MiB go, 0 MiB stay, 0 MiB of host memory
 }
+
+// A tag names the buffers that sleep together, and what was forked or moved from them.
+func ExampleTagged() {
+	dev, done := firstDevice()
+	defer done()
+	ctx := context.Background()
+	for _, name := range []string{"weights", "cache"} {
+		b, err := vmm.NewBuffer(dev, vmm.BufferOptions{Name: name, Tag: "model"})
+		fatal(err)
+		defer b.Close()
+		fatal(b.Resize(nil, 1000))
+	}
+
+	s, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, vmm.Tagged(dev.System(), "model")...)
+	fatal(err)
+	fmt.Println(len(s.Report().Memory), "buffers gave back", s.Report().Given>>20, "MiB")
+	fatal(s.Resume(ctx))
+	// Output: 2 buffers gave back 4 MiB
+}

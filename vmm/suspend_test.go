@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -534,4 +535,64 @@ func TestMemoryThatTheDriverDoesNotTake(t *testing.T) {
 			require.NoError(t, w.drain())
 		}
 	}
+}
+
+// A tag names a family: it sleeps and wakes as one, and its names are in reports and errors.
+func TestWhatATagNames(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	before := w.free(0)
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Name: "weights", Tag: "llm"})
+	require.NoError(t, err)
+	w.own(b)
+	require.NoError(t, gputest.Err(b.Append(nil, pattern(3*kib64, 1))))
+	fork, err := b.Fork(nil, 2*kib64, vmm.ForkOptions{})
+	require.NoError(t, err)
+	w.own(fork)
+	other := w.buffer(1)
+	gone, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Tag: "llm"})
+	require.NoError(t, err)
+	require.NoError(t, gone.Close())
+
+	require.Empty(t, vmm.Tagged(w.sys, "other"))
+	require.Empty(t, vmm.Tagged(nil, "llm"))
+	family := vmm.Tagged(w.sys, "llm")
+	require.Len(t, family, 2)
+	s := w.suspend(family...)
+	require.Equal(t, before-1, w.free(0))
+	require.Equal(t, "active", vmm.StateOf(other))
+	require.Contains(t, s.Report().Memory[0].Name, `buffer "weights" tagged "llm"`)
+	require.ErrorContains(t, b.Grow(1000*kib64), `"weights"`)
+	require.ErrorContains(t, w.s.Memset(b.Ptr(), 0, 1), `"weights"`)
+	require.NoError(t, s.Resume(w.ctx(), vmm.Tagged(w.sys, "llm")...))
+	require.Equal(t, pattern(3*kib64, 1), w.bytes(b))
+	lost := w.sys.Stats().Lost
+	for range 5 {
+		runtime.GC()
+	}
+	require.Equal(t, lost, w.sys.Stats().Lost, "what Tagged returned is no object that one loses")
+}
+
+// Suspended memory is not charged to its budget, which has to have room for it again.
+func TestSuspendedMemoryIsNotCharged(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	limit := cuda.NewBudget(4*kib64, cuda.BudgetOptions{Name: "tenants"})
+	var all []*vmm.Buffer
+	for range 2 {
+		b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Budget: limit})
+		require.NoError(t, err)
+		w.own(b)
+		all = append(all, b)
+	}
+	require.NoError(t, gputest.Err(all[0].Append(nil, pattern(3*kib64, 1))))
+	s := w.suspend(all[0])
+	require.NoError(t, gputest.Err(all[1].Append(nil, pattern(3*kib64, 2))))
+	err := s.Resume(w.ctx())
+	require.ErrorIs(t, err, cuda.ErrBudget)
+	require.ErrorContains(t, err, "tenants")
+	require.NoError(t, all[1].Resize(nil, 10))
+	require.NoError(t, all[1].Clip())
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, pattern(3*kib64, 1), w.bytes(all[0]))
 }
