@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -54,6 +55,13 @@ func TestAChangeInACaptureDoesNotWaitForTheCapture(t *testing.T) {
 			return b.SetAccess(vmm.Access{Location: cuda.OnDevice(0), Mode: vmm.ReadOnly})
 		},
 		"Close": func(b *vmm.Buffer) error { return b.Close() },
+		"Suspend": func(b *vmm.Buffer) error {
+			s, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{}, b)
+			if err != nil {
+				return err
+			}
+			return s.Resume(context.Background())
+		},
 	} {
 		for _, involved := range []bool{false, true} {
 			name := what + " beside another stream's capture"

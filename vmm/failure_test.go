@@ -671,6 +671,7 @@ func (sc scenario) run(t *testing.T, b blow, clean []string, before, after view)
 		require.NoError(t, w.drain(), at)
 		require.Equal(t, after.normal(sc), w.look().normal(sc), at)
 	} else {
+		w.wake(at, slices.Concat(before.content, after.content))
 		w.goOn(at)
 	}
 	w.end()
@@ -704,12 +705,20 @@ func sane(t testing.TB, w *world, at string) {
 	}
 }
 
+// wake resumes what sleeps after a failure: no byte is lost.
+func (w *world) wake(at string, contents []uint32) {
+	if w.sleep == nil {
+		return
+	}
+	require.NoError(w.t, w.sleep.Resume(w.ctx()), at)
+	for _, sum := range w.look().content {
+		require.True(w.t, len(contents) == 0 || slices.Contains(contents, sum), at)
+	}
+}
+
 // goOn uses the buffers after a failure that could not be undone: what is
 // allowed works, and what is out of use is refused.
 func (w *world) goOn(at string) {
-	if w.sleep != nil {
-		require.NoError(w.t, w.sleep.Resume(w.ctx()), at)
-	}
 	for _, b := range w.buffers {
 		if _, err := b.Slice(0, 0); err != nil {
 			continue

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -117,6 +118,11 @@ func TestAddressesOfSuspendedMemory(t *testing.T) {
 	require.NoError(t, err)
 	w.own(undeclared)
 	at, other := b.Ptr()+kib64, w.host.Ptr()
+	module, err := w.d.LoadModule(kernels.Basic)
+	require.NoError(t, err)
+	w.own(module)
+	fill, err := module.Kernel(kernels.Fill)
+	require.NoError(t, err)
 	uses := map[string]func() error{
 		"Memset":       func() error { return w.s.Memset(at, 1, 1) },
 		"Copy to":      func() error { return w.s.Copy(at, other, 1) },
@@ -128,6 +134,13 @@ func TestAddressesOfSuspendedMemory(t *testing.T) {
 		"into it":      func() error { return w.s.Memset(b.Ptr()-1, 1, 2) },
 		"mapping":      func() error { return w.s.Memset(w.maps[0].Ptr(), 1, 1) },
 		"graph":        func() error { return graph.Launch(w.s) },
+		"kernel":       func() error { return fill.Launch(w.s, cuda.Threads(1), at, uint64(1), uint32(1), uint32(0)) },
+		"an array for a kernel": func() error {
+			return fill.Launch(w.s, cuda.Threads(1), [1]cuda.Ptr{at}, uint64(1), uint32(1), uint32(0))
+		},
+		"a struct for a kernel": func() error {
+			return fill.Launch(w.s, cuda.Threads(1), struct{ At cuda.Ptr }{at}, uint64(1), uint32(1), uint32(0))
+		},
 	}
 	s := w.suspend(b, w.maps[0])
 	for name, use := range uses {
@@ -135,6 +148,7 @@ func TestAddressesOfSuspendedMemory(t *testing.T) {
 	}
 	require.ErrorContains(t, uses["graph"](), b.Ptr().String())
 	require.NoError(t, undeclared.Launch(w.s))
+	require.NoError(t, fill.Launch(w.s, cuda.Threads(1), other, uint64(1), uint32(1), uint32(0)))
 	require.NoError(t, w.s.Memset(other, 1, 1))
 	require.NoError(t, s.Resume(w.ctx()))
 	for name, use := range uses {
@@ -597,4 +611,72 @@ func TestSuspendedMemoryIsNotCharged(t *testing.T) {
 	require.NoError(t, all[1].Clip())
 	require.NoError(t, s.Resume(w.ctx()))
 	require.Equal(t, pattern(3*kib64, 1), w.bytes(all[0]))
+}
+
+// On every driver: a family goes to the last byte and comes back at its addresses, where a graph
+// that was captured before finds it.
+func TestSuspendOnEachDriver(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		const n = 24 << 20
+		data := pattern(n, 1)
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 2 * n, Chunks: vmm.FixedChunks(4 << 20)})
+		require.NoError(t, err)
+		closed(t, b)
+		require.NoError(t, gputest.Err(b.Append(nil, data)))
+		fork, err := b.Fork(nil, n/2+1000, vmm.ForkOptions{})
+		require.NoError(t, err)
+		closed(t, fork)
+		next, err := fork.Move(vmm.MoveOptions{})
+		require.NoError(t, err)
+		closed(t, next)
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		closed(t, s)
+		graph, err := s.WithCapture(cuda.CaptureOptions{Uses: []cuda.Span{{At: next.Ptr(), Bytes: next.Len()}}}, func() error {
+			return s.Memset(next.Ptr(), 7, 1000)
+		})
+		require.NoError(t, err)
+		closed(t, graph)
+		contents := func(b *vmm.Buffer) []byte {
+			got := make([]byte, b.Len())
+			all, err := b.Slice(0, b.Len())
+			require.NoError(t, err)
+			require.NoError(t, all.CopyTo(nil, got))
+			return got
+		}
+		free := func() int {
+			free, _, err := d.MemoryInfo()
+			require.NoError(t, err)
+			return free
+		}
+		ctx := t.Context()
+		for i, o := range []vmm.SuspendOptions{{}, {Source: vmm.SourceAt(bytes.NewReader(data))}, {}} {
+			before := free()
+			z, err := vmm.Suspend(ctx, o, next, b, fork)
+			require.NoError(t, err)
+			r := z.Report()
+			require.Zero(t, r.Held, "%+v", r)
+			if i > 0 { // the first makes streams and pins, which may take memory
+				require.GreaterOrEqual(t, free()-before, r.Given)
+			}
+			require.ErrorIs(t, graph.Launch(s), cuda.ErrSuspended)
+			require.NoError(t, z.Resume(ctx, next))
+			require.Equal(t, data[:n/2+1000], contents(next))
+			require.NoError(t, z.Resume(ctx))
+			require.Equal(t, data, contents(b))
+			require.Equal(t, data[:n/2+1000], contents(fork))
+		}
+		z, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{s}, b, fork, next)
+		require.NoError(t, err)
+		require.NoError(t, z.Released().Wait(ctx))
+		require.NoError(t, z.Resume(ctx))
+		require.NoError(t, graph.Launch(s))
+		require.NoError(t, s.Synchronize())
+		copy(data, bytes.Repeat([]byte{7}, 1000))
+		require.Equal(t, data, contents(b), "the first bytes are shared")
+		z, err = vmm.Suspend(ctx, vmm.SuspendOptions{Keep: vmm.Drop}, b, fork, next)
+		require.NoError(t, err)
+		require.NoError(t, z.Resume(ctx))
+		require.NoError(t, gputest.Err(b.Append(nil, data[:100])))
+	})
 }

@@ -61,7 +61,11 @@ func (s *Suspension) await(f *core.Fence) error {
 func devicesOf(p *plan) (all []driver.Device) {
 	for _, c := range p.going() {
 		for _, m := range c.maps {
-			all = append(all, m.Access().Devices()...)
+			for _, d := range m.Access().Devices() {
+				if !slices.Contains(all, d) {
+					all = append(all, d)
+				}
+			}
 		}
 	}
 	return all
