@@ -266,7 +266,7 @@ func TestUploadInACaptureBelongsToTheGraph(t *testing.T) {
 		require.GreaterOrEqual(t, st.GraphBytes, 2*total)
 		require.Less(t, st.GraphBytes, 2*total+1<<20, "small ones share memory")
 		for range 3 {
-			require.NoError(t, on.Memset(p, 0, 2*total))
+			require.NoError(t, s.Memset(p, 0, 2*total))
 			require.NoError(t, s.Upload(p, pattern(500, 9)), "uploads outside are not the graph's")
 			require.NoError(t, s.Synchronize())
 			require.NoError(t, on.Memset(p, 0, 2*total))

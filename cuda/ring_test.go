@@ -234,6 +234,7 @@ func TestStagingGoesOnWithoutMorePinnedMemory(t *testing.T) {
 		if down {
 			m.ClearFaults()
 			up := stream(t, d)
+			require.NoError(t, s.Synchronize())
 			require.NoError(t, up.Upload(p, want))
 			require.NoError(t, up.Synchronize())
 			m.Inject(sim.Fault{Call: "cuMemHostAlloc", Times: -1, Result: cuda.Code(driver.OutOfMemory)})

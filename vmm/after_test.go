@@ -76,8 +76,8 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 			require.NoError(t, err)
 			w.m.Hold(w.s.Handle())
 			w.m.Hold(transfer.Handle())
-			require.NoError(t, w.s.Memset(b.Ptr(), 1, 1))
-			require.NoError(t, transfer.Memset(b.Ptr(), 1, 1))
+			require.NoError(t, w.s.Memset(b.Ptr()+12*mib+100, 1, 1)) // in the chunk that is clipped
+			require.NoError(t, transfer.Memset(b.Ptr()+200, 1, 1))
 			waits := make(chan error, 1)
 			go func() { waits <- op.do(w) }()
 			time.Sleep(5 * time.Millisecond)

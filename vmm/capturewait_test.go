@@ -31,7 +31,7 @@ func clippedBeside(t *testing.T, m *sim.Machine, d *cuda.Device, s, beside *cuda
 	require.NoError(t, s.Memset(b.Ptr(), 1, 100))
 	require.NoError(t, b.ClipAfter(s)) // follows that change
 	if beside != nil {
-		part, err := b.Slice(0, 100)
+		part, err := b.Slice(100, 200)
 		require.NoError(t, err)
 		require.NoError(t, part.Zero(beside))
 	}

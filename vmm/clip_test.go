@@ -52,7 +52,7 @@ func TestGrowingAgainTakesClippedChunksBack(t *testing.T) {
 	require.NoError(t, s.Memset(b.Ptr(), 1, 1))
 	require.NoError(t, b.ClipAfter(s)) // 8 to 12
 	require.NoError(t, b.Resize(nil, mib))
-	require.NoError(t, other.Memset(b.Ptr(), 1, 1))
+	require.NoError(t, other.Memset(b.Ptr()+1, 1, 1))
 	require.NoError(t, b.ClipAfter(other)) // 2 to 8
 	require.Equal(t, 10*mib, b.Stats().Clipped)
 

@@ -214,7 +214,7 @@ func TestDrainBesideAForkThatFailed(t *testing.T) {
 	idle, busy := stream(t, d), stream(t, d)
 	b, other := started(t, d), started(t, d)
 	release := m.Hold(busy.Handle()) // of no concern to the rest
-	require.NoError(t, busy.Memset(b.Ptr(), 1, 1))
+	require.NoError(t, busy.Memset(b.Ptr()+5, 1, 1))
 	m.Inject(sim.Fault{Call: "cuEventSynchronize", Times: -1, Result: code})
 	_, err := b.Fork(nil, 5, vmm.ForkOptions{})
 	require.Error(t, err)

@@ -27,7 +27,8 @@ func newStream(t *testing.T, d *cuda.Device) *cuda.Stream {
 // stand has a stream stand still until the test's end, or until it is released.
 func (v *victim) stand(s *cuda.Stream) (release func()) {
 	v.machine.Hold(s.Handle())
-	require.NoError(v, s.Memset(v.array.Ptr(), 0, 4))
+	require.NoError(v, s.Memset(v.array.Ptr()+cuda.Ptr(4*v.standing), 0, 4))
+	v.standing++
 	v.Cleanup(func() { v.machine.Release(s.Handle()) })
 	return func() { v.machine.Release(s.Handle()) }
 }

@@ -32,6 +32,8 @@ type victim struct {
 	array   *vmm.Array[uint32]
 	p       *Publication
 	honest  *Follower[uint32]
+
+	standing int // streams that stand still: each works on an element of its own
 }
 
 // newVictim makes a server with a publication and an honest follower. lower changes the

@@ -124,7 +124,7 @@ func TestTheEndWhileAQuiescedStreamWorks(t *testing.T) {
 	require.NoError(t, own.Memset(f.Array().Ptr(), 0, 4))
 	finish := sync.OnceFunc(v.machine.Hold(unfinished.Handle()))
 	defer finish()
-	require.NoError(t, unfinished.Memset(v.array.Ptr(), 0, 4))
+	require.NoError(t, unfinished.Memset(v.array.Ptr()+4, 0, 4))
 	require.NoError(t, v.p.Announce(ctx, v.array.Len(), unfinished))
 	require.NoError(t, f.Next(ctx, idle))
 	require.NoError(t, v.p.Shrink(1000, newStream(t, v.dev)))

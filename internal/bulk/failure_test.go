@@ -164,11 +164,8 @@ func TestOperationsBesideEachOther(t *testing.T) {
 	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
 	var g errgroup.Group
 	for _, d := range sys.Devices() {
-		operations := walked(t, on(t, d), slab+3*mib)
-		for name, run := range operations {
-			if name == "fill" || name == "drain" || name == "ahead" {
-				g.Go(run)
-			}
+		for _, name := range []string{"fill", "drain", "ahead"} { // each with memory of its own
+			g.Go(walked(t, on(t, d), slab+3*mib)[name])
 		}
 	}
 	require.NoError(t, g.Wait())
