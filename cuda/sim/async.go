@@ -91,10 +91,11 @@ func (a *api) MemAllocAsync(c driver.Context, n uint64, h driver.Stream) (driver
 	}
 	state := &async{}
 	res.async = state
-	_, r = s.submit(task{run: func(site) *fault {
+	_, r = s.submit(task{run: func(at site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		state.there = true
+		m.touch(at, driver.CallMemAllocAsync, res.lo, n, true)
 		return nil
 	}})
 	if r != driver.Success {
@@ -113,7 +114,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		return 0, driver.OutOfMemory
 	}
 	l := &lease{m: m, context: c, span: span{p, p + n}, refs: 1}
-	r := s.capture(task{run: func(site) *fault {
+	r := s.capture(task{run: func(at site) *fault {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		res := &backing{m: m, kind: KindDeviceMemory, span: l.span, context: c, mem: l.mem, lease: l, async: &async{there: true}}
@@ -124,6 +125,7 @@ func (s *stream) captureAlloc(n uint64) (driver.Ptr, driver.Result) {
 		l.refs++
 		l.mem.refs++
 		l.mem.poison() // an earlier launch left something there
+		m.touch(at, driver.CallMemAllocAsync, l.lo, n, true)
 		return nil
 	}})
 	if r != driver.Success {
@@ -158,6 +160,7 @@ func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driv
 		if res == nil {
 			return m.illegal(at, driver.CallMemFreeAsync, uint64(p), uint64(p), 1, "it is not allocated, or was freed before")
 		}
+		m.touch(at, driver.CallMemFreeAsync, res.lo, res.size(), true)
 		m.untrack(res.object)
 		m.evict(res)
 		return nil

@@ -33,6 +33,7 @@ type backing struct {
 	async   *async   // of stream-ordered device memory
 	lease   *lease   // of device memory that a graph allocated
 	managed *managed // of managed memory
+	history history  // of host memory
 }
 
 // evict ends the range: its memory is out of reach from now on. Copies in
@@ -176,14 +177,36 @@ type pins struct {
 	runs [][]byte
 }
 
-// pin resolves n bytes for work somewhere, which needs the given access.
+// pin resolves n bytes for work somewhere, which needs the given access. What races with the
+// access is reported.
 func (m *Machine) pin(at site, call driver.Call, to place, n uint64, need driver.AccessFlags) (*pins, *fault) {
 	if to.bytes != nil {
 		return &pins{runs: [][]byte{to.bytes}}, nil
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	p, f := m.locate(at, call, to.addr, n, need)
+	p, f := m.pinLocked(at, call, to.addr, n, need)
+	if f == nil {
+		m.touch(at, call, to.addr, n, need == driver.AccessReadWrite)
+	}
+	return p, f
+}
+
+// pinWord is pin for a word that orders work: it is accessed atomically, and races with
+// nothing. What the work touched before precedes what is done behind a read of the word.
+func (m *Machine) pinWord(at site, call driver.Call, addr, size uint64, need driver.AccessFlags) (*pins, *fault) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	p, f := m.pinLocked(at, call, addr, size, need)
+	if f == nil && need == driver.AccessReadWrite {
+		at.op.release()
+	}
+	return p, f
+}
+
+// pinLocked locates n bytes and keeps them there until the pins are released.
+func (m *Machine) pinLocked(at site, call driver.Call, addr, n uint64, need driver.AccessFlags) (*pins, *fault) {
+	p, f := m.locate(at, call, addr, n, need)
 	if f != nil {
 		return nil, f
 	}

@@ -80,6 +80,29 @@
 // take part in one object. Binding and mapping block until all devices were
 // added, and nothing but the end of the machine or of the process ends that.
 //
+// # Races
+//
+// With [Options.Races] the machine looks for races: two accesses by GPU work to the same
+// bytes of physical memory, at whatever addresses, of which at least one writes and which
+// nothing orders. [Machine.Races] lists them, and [Machine.Close] returns an error that names
+// both sides, so a test that uses [Open] fails. A race destroys no context.
+//
+// Streams order work, and so do events, the legacy stream and the streams that block with
+// it, the dependencies within a graph, launches of one graph, the host's waits and queries,
+// host functions, and words: what a stream or a kernel did before it wrote a word precedes
+// what is done behind a later wait for or read of a word. An allocation and a free in the
+// order of a stream count as writes.
+//
+// Whatever could have ordered two accesses counts, so a report is a mistake of the program.
+// The price is that races are missed: if the first access was done by luck before the second
+// was submitted, or before its stream found a word, even a word that has nothing to do with
+// the first. [Machine.Hold] keeps work from being done so early. Not looked for are races of
+// words and of multicast addresses (both are atomic), of prefetches and discards, of memory
+// that the driver does not know, of the host's own reads and writes, and with work of other
+// processes. A Go function that stands for a kernel is taken at its word: what it loads
+// counts as read, even if the kernel reads less, and only the word methods order its
+// accesses, not a flag that it stores and not a channel of Go.
+//
 // # What differs
 //
 // It is slow, or fast, in its own way: costs say nothing of a GPU. The first
@@ -104,9 +127,10 @@
 // folder.go for a machine that processes share; multicast.go are the calls of
 // multicast objects, on top of team.go (the devices and what is bound for them)
 // and multimem.go (what kernels do there); former.go is what was mapped where nothing
-// is; context.go, stream.go, event.go and engine.go are the work; module.go and ptx.go
-// are kernels; capture.go and graph.go write it down instead. One lock guards a machine, and is released while bytes move,
-// while kernels run, and while a call waits. The lock of the process's address
-// space is taken inside it; that of the injected faults is never held together
-// with another.
+// is; context.go, stream.go, event.go and engine.go are the work; order.go is what precedes
+// what, and race.go the accesses that nothing orders; module.go and ptx.go
+// are kernels; capture.go and graph.go write it down instead. One lock guards a machine,
+// and is released while bytes move, while kernels run, and while a call waits. The lock of
+// the process's address space is taken inside it; that of the injected faults is never held
+// together with another.
 package sim

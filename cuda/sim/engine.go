@@ -221,6 +221,7 @@ func leadingTo[T any](heads []*op, targets map[*op]T) []*op {
 func (m *Machine) do(o *op) {
 	m.engine.polls = 0
 	o.running = true
+	o.begin()
 	run, at := o.run, o.site()
 	switch {
 	case run == nil:

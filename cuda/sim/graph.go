@@ -106,7 +106,7 @@ func (m *Machine) graphTask(nodes []*node) task {
 			if n.run == nil {
 				continue
 			}
-			if f := n.run(site{n.context, at.stream, at.submitted}); f != nil {
+			if f := n.run(n.in(at)); f != nil {
 				return &fault{driver.LaunchFailed, "in a launched graph: " + f.text}
 			}
 		}
@@ -121,7 +121,7 @@ func (m *Machine) awaitNode(n *node, at site) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for polls := 0; m.outcome(n.context) == driver.Success; polls++ {
-		if n.ready == nil || n.ready(site{n.context, at.stream, at.submitted}) {
+		if n.ready == nil || n.ready(n.in(at)) {
 			return true
 		}
 		m.mu.Unlock()

@@ -43,15 +43,18 @@ func (a *api) LaunchHostFunc(c driver.Context, h driver.Stream, f driver.HostFun
 }
 
 // CallInOrder runs f without the machine's lock, on a goroutine of its own, since f
-// may be a function of a program in another language and take its time.
+// may be a function of a program in another language and take its time. It may also tell
+// the program what is done, and wait for what the program does.
 func (a *api) CallInOrder(c driver.Context, h driver.Stream, f func()) driver.Result {
 	s, r := a.enterStream(driver.CallLaunchHostFunc, c, h)
 	if r != driver.Success {
 		return r
 	}
 	defer a.leave()
-	_, r = s.submit(task{long: true, run: func(site) *fault {
+	_, r = s.submit(task{long: true, run: func(at site) *fault {
+		at.release()
 		f()
+		at.acquire()
 		return nil
 	}})
 	return r

@@ -107,7 +107,8 @@ func (k *Kernel) copy(p uint64, b []byte, align uintptr, write bool) {
 	if write {
 		need = driver.AccessReadWrite
 	}
-	at := k.pin(p, uint64(len(b)), need)
+	k.check()
+	at := k.found(k.m.pin(k.at, driver.CallLaunchKernel, place{addr: p}, uint64(len(b)), need))
 	defer at.release()
 	if write {
 		copyRuns(at.runs, [][]byte{b})
@@ -120,11 +121,8 @@ func (k *Kernel) copy(p uint64, b []byte, align uintptr, write bool) {
 // or that the context was lost to another fault.
 type stop struct{ fault *fault }
 
-// pin ends the kernel if the machine was closed or the context was lost, so that a kernel
-// that polls memory does not outlive them.
-func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
-	k.check()
-	at, f := k.m.pin(k.at, driver.CallLaunchKernel, place{addr: p}, n, need)
+// found ends the kernel if what it touches is not memory that it may touch.
+func (k *Kernel) found(at *pins, f *fault) *pins {
 	if f != nil {
 		f.text = "kernel " + k.Name + ": " + f.text
 		panic(stop{f})
@@ -132,6 +130,8 @@ func (k *Kernel) pin(p, n uint64, need driver.AccessFlags) *pins {
 	return at
 }
 
+// check ends the kernel if the machine was closed or the context was lost, so that a kernel
+// that polls memory does not outlive them.
 func (k *Kernel) check() {
 	k.m.mu.Lock()
 	defer k.m.mu.Unlock()
@@ -142,10 +142,17 @@ func (k *Kernel) check() {
 
 // word gives a function an aligned 64-bit word of device memory.
 func (k *Kernel) word(p uint64, need driver.AccessFlags, use func(w *atomicWord)) {
-	k.aligned(p, wordSize)
-	at := k.pin(p, wordSize, need)
+	k.atomically(p, wordSize, need, func(b []byte) { use(word(b)) })
+}
+
+// atomically gives a function a word of device memory that is aligned to its size.
+func (k *Kernel) atomically(p, size uint64, need driver.AccessFlags, use func(b []byte)) {
+	k.aligned(p, uintptr(size))
+	k.check()
+	at := k.found(k.m.pinWord(k.at, driver.CallLaunchKernel, p, size, need))
 	defer at.release()
-	use(word(at.runs[0]))
+	use(at.runs[0])
+	k.at.acquire()
 }
 
 // LoadWord reads the 64-bit word at p atomically.
@@ -155,11 +162,11 @@ func (k *Kernel) LoadWord(p uint64) (v uint64) {
 }
 
 // LoadWord32 reads the 32-bit word at p atomically.
-func (k *Kernel) LoadWord32(p uint64) uint32 {
-	k.aligned(p, 4)
-	at := k.pin(p, 4, driver.AccessRead)
-	defer at.release()
-	return (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(at.runs[0]))).Load()
+func (k *Kernel) LoadWord32(p uint64) (v uint32) {
+	k.atomically(p, 4, driver.AccessRead, func(b []byte) {
+		v = (*atomic.Uint32)(unsafe.Pointer(unsafe.SliceData(b))).Load()
+	})
+	return v
 }
 
 // StoreWord writes the 64-bit word at p atomically.
@@ -260,7 +267,7 @@ func (a *api) launch(call driver.Call, c driver.Context, h driver.Function, l dr
 	twin := kernelTwin(f.entry.name)
 	_, r = s.submit(task{long: true, kernels: []*function{f}, run: func(at site) *fault {
 		launch := k // each launch of a graph has its own
-		launch.at = at
+		launch.at, launch.at.kernel = at, k.Name
 		return launch.run(twin)
 	}})
 	return r

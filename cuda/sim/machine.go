@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/bystander"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/ledger"
@@ -54,6 +55,7 @@ type Machine struct {
 	pinnedSlabs    shelf
 	managedSlabs   shelf
 	stuck          []*backing // that the system would not take back
+	races          []Race
 
 	threads  map[int]*thread
 	contexts map[driver.Context]*gpuContext
@@ -102,6 +104,7 @@ func New(options Options) (*Machine, error) {
 	if err := options.check(); err != nil {
 		return nil, err
 	}
+	options.Races = options.Races || bystander.Races.Load()
 	m := &Machine{
 		name:      fmt.Sprintf("sim-%d", machines.Add(1)),
 		options:   options.visible(),
@@ -149,7 +152,7 @@ func New(options Options) (*Machine, error) {
 // kernel that runs is waited for, and ends at its next access to memory. If
 // anything that was created on the machine is still there, the error lists it,
 // with the stacks of its creation; objects of a context that was lost to an error
-// count like any other. A second Close does nothing.
+// count like any other. With [Options.Races] the error also lists the races. A second Close does nothing.
 func (m *Machine) Close() error {
 	m.mu.Lock()
 	if m.closed {
@@ -162,7 +165,7 @@ func (m *Machine) Close() error {
 	m.stopEngine()
 	m.dismantle()
 	m.mu.Unlock()
-	ended := m.besideEnded()
+	ended := errors.Join(m.besideEnded(), m.racesEnded())
 	if len(leaks) == 0 {
 		return ended
 	}

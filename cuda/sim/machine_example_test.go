@@ -92,6 +92,49 @@ func ExampleMachine_Hold() {
 	// "xxxx"
 }
 
+// Work of two streams on the same memory races, unless one stream waits for an event of the
+// other. Holding a stream makes sure that the work overlaps.
+func ExampleMachine_Races() {
+	machine, err := sim.New(sim.Options{Races: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	sys, err := machine.OpenOwned(cuda.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	dev, err := sys.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	memory, err := dev.NewHostBuffer(8) // pinned memory that the device reaches
+	if err != nil {
+		log.Fatal(err)
+	}
+	first, err1 := dev.NewStream(cuda.StreamOptions{})
+	second, err2 := dev.NewStream(cuda.StreamOptions{})
+	if err := errors.Join(err1, err2); err != nil {
+		log.Fatal(err)
+	}
+	machine.Hold(first.Handle())
+	err1 = first.Memset(memory.Ptr(), 1, 8)
+	err2 = second.Memset(memory.Ptr()+4, 2, 4)
+	machine.Release(first.Handle())
+	if err := errors.Join(err1, err2, first.Synchronize(), second.Synchronize()); err != nil {
+		log.Fatal(err)
+	}
+	for _, r := range machine.Races() {
+		fmt.Printf("%s and %s: %d bytes\n", r.First.Work, r.Second.Work, r.Size)
+	}
+	if err := errors.Join(first.Close(), second.Close(), memory.Close()); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("Close reports them:", sys.Close() != nil)
+	// Output:
+	// cuMemsetD8Async and cuMemsetD8Async: 4 bytes
+	// Close reports them: true
+}
+
 // Any driver call can be made to fail, by its name; Calls lists them. OnCall sees
 // them all, before they are made.
 func ExampleMachine_Inject() {

@@ -60,7 +60,7 @@ func Open(tb TB, options ...Options) (*Machine, *cuda.System) {
 		if err := s.Drain(ctx); err != nil {
 			tb.Errorf("%v", err)
 		}
-		err := errors.Join(s.Close(), m.besideEnded())
+		err := errors.Join(s.Close(), m.besideEnded(), m.racesEnded())
 		if err != nil {
 			tb.Errorf("%v", err)
 			for _, o := range s.Live() {

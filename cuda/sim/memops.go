@@ -35,7 +35,7 @@ func (a *api) StreamWriteValue64(c driver.Context, h driver.Stream, p driver.Ptr
 		return r
 	}
 	_, r = s.submit(task{run: func(at site) *fault {
-		to, f := a.m.pin(at, driver.CallStreamWriteValue64, place{addr: uint64(p)}, wordSize, driver.AccessReadWrite)
+		to, f := a.m.pinWord(at, driver.CallStreamWriteValue64, uint64(p), wordSize, driver.AccessReadWrite)
 		if f != nil {
 			return f
 		}
@@ -63,6 +63,7 @@ func (a *api) StreamWaitValue64(c driver.Context, h driver.Stream, p driver.Ptr,
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			_, f := m.locate(at, call, uint64(p), wordSize, driver.AccessRead)
+			at.op.acquire()
 			return f
 		},
 	})

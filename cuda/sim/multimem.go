@@ -140,7 +140,7 @@ func (l *lane) next() {
 }
 
 // multimem calls do for each unit of n bytes at a multicast address, with its
-// place in every replica.
+// place in every replica. Its accesses are atomic, as those of words that order work.
 func (k *Kernel) multimem(p, n uint64, unit int, need driver.AccessFlags, do func(i int, replicas []lane)) {
 	k.check()
 	if n == 0 {
@@ -152,6 +152,8 @@ func (k *Kernel) multimem(p, n uint64, unit int, need driver.AccessFlags, do fun
 		panic(stop{f})
 	}
 	defer release()
+	defer k.at.acquire()
+	k.at.release()
 	for i := range int(n) / unit {
 		do(i, lanes)
 		for j := range lanes {

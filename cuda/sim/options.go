@@ -55,6 +55,10 @@ type Options struct {
 	// allocates for itself at each launch: the driver promises neither. It commits
 	// all memory that is created.
 	Poison bool
+	// Races makes the machine look for work that touches the same bytes of memory while
+	// nothing orders it: [Machine.Races] lists the races, and [Machine.Close] returns them in
+	// its error. It costs time and memory for each piece of work.
+	Races bool
 	// ReuseAddresses hands out addresses that were just freed at once, where
 	// they fit. Otherwise they are reused last.
 	ReuseAddresses bool

@@ -97,6 +97,7 @@ type memory struct {
 	team    *team  // of a multicast object, which has no bytes of its own
 	refs    int    // handles, mappings, work in progress
 	busy    int    // copies in progress, which must not see the bytes move
+	history history
 }
 
 // newMemory takes size bytes, in whole pages, from a pool. They read zero, or

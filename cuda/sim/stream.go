@@ -23,6 +23,10 @@ type stream struct {
 	held     bool
 	joined   *joined // while it captures
 	threads  bool    // it is a thread's own stream
+
+	// Of a machine that looks for races, as in trail:
+	behind map[*stream]uint64
+	floor  uint64
 }
 
 // op is a piece of work on a stream.
@@ -34,6 +38,7 @@ type op struct {
 	running bool
 	done    bool
 	at      time.Time // when it was done
+	trail   *trail    // of a machine that looks for races
 }
 
 // site is where work is done: the context that it belongs to, and the stream in
@@ -42,6 +47,9 @@ type site struct {
 	*gpuContext
 	stream    *stream
 	submitted uint64 // the order of the op
+	op        *op
+	nodes     []*node // of a graph's work on a machine that looks for races: the node, behind those of the graphs around its own
+	kernel    string  // its name, of a kernel's work
 }
 
 // task is what an op does. It can be done several times, as part of a graph.
@@ -158,6 +166,7 @@ func (s *stream) submit(t task, deps ...*op) (*op, driver.Result) {
 func (m *Machine) enqueue(o *op) {
 	s := o.stream
 	o.order = created.Add(1)
+	o.follow()
 	s.queue = append(s.queue, o)
 	s.tail = o
 	if s != s.context.late {
@@ -168,7 +177,9 @@ func (m *Machine) enqueue(o *op) {
 	m.startEngine()
 }
 
-func (o *op) site() site { return site{o.stream.context, o.stream, o.order} }
+func (o *op) site() site {
+	return site{gpuContext: o.stream.context, stream: o.stream, submitted: o.order, op: o}
+}
 
 func (o *op) waitFor(d *op) {
 	if d != nil && !d.done {
@@ -203,6 +214,7 @@ func (s *stream) discard() {
 func (o *op) complete() {
 	if !o.done {
 		o.done, o.at = true, time.Now()
+		o.end()
 	}
 }
 
