@@ -188,6 +188,7 @@ func (w *world) end() {
 	require.NoError(t, w.sys.Close())
 	require.Empty(t, w.m.Fault(), "the GPU touched what was gone")
 	require.Empty(t, w.m.Leaks())
+	require.Empty(t, w.m.Races())
 	_ = w.m.Close() // what it could report was looked at
 }
 

@@ -277,6 +277,7 @@ func (w *world) end(at string) {
 		leaks = slices.DeleteFunc(leaks, func(l sim.Leak) bool { return l.Kind == sim.KindEvent })
 	}
 	require.Empty(t, leaks, at)
+	require.Empty(t, w.m.Races(), at)
 	_ = w.m.Close() // what it could report was looked at
 }
 

@@ -13,13 +13,23 @@ import (
 
 // Processes that a test starts (internal/test/reexec) run in an init function of its
 // package. So this is one, too.
-func init() { bystander.Captures.Store(true) }
+func init() {
+	bystander.Captures.Store(true)
+	bystander.Races.Store(true)
+}
 
 // Alone has no other library capture beside the test: for one that uses the legacy
 // stream, or that ends captures on purpose. It is called before a device is opened.
 func Alone(tb testing.TB) {
 	bystander.Captures.Store(false)
 	tb.Cleanup(func() { bystander.Captures.Store(true) })
+}
+
+// Unordered has software machines look for no races: for a test whose work races on
+// purpose. It is called before a device is opened.
+func Unordered(tb testing.TB) {
+	bystander.Races.Store(false)
+	tb.Cleanup(func() { bystander.Races.Store(true) })
 }
 
 // beside captures a stream of a real device, as software machines do: in global mode, on

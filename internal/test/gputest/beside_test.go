@@ -1,9 +1,11 @@
 package gputest
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
@@ -42,6 +44,34 @@ func TestACaptureBesideARealDeviceIsWatched(t *testing.T) {
 				end()
 			}
 			require.Equal(t, row.fails, j.failed)
+		})
+	}
+}
+
+func TestARaceFailsTheTest(t *testing.T) {
+	for name, unordered := range map[string]bool{"watched": false, "unordered on purpose": true} {
+		t.Run(name, func(t *testing.T) {
+			if unordered {
+				Unordered(t)
+			}
+			j := &judged{TB: t}
+			m, sys := sim.Open(j)
+			d := sys.Devices()[0]
+			h, err := d.NewHostBuffer(8)
+			require.NoError(t, err)
+			first, err1 := d.NewStream(cuda.StreamOptions{})
+			second, err2 := d.NewStream(cuda.StreamOptions{})
+			require.NoError(t, errors.Join(err1, err2))
+			release := m.Hold(first.Handle())
+			require.NoError(t, first.Memset(h.Ptr(), 1, 8))
+			require.NoError(t, second.Memset(h.Ptr(), 2, 8))
+			release()
+			require.NoError(t, errors.Join(first.Close(), second.Close(), h.Close()))
+			require.False(t, j.failed)
+			for _, end := range j.ends {
+				end()
+			}
+			require.Equal(t, !unordered, j.failed)
 		})
 	}
 }

@@ -3,7 +3,9 @@
 //
 // In a test binary with this package, another library captures a stream of every device
 // while a test runs: no call of this library may end that capture. So no test of an
-// operation needs to begin one; a test for which that is wrong asks for [Alone].
+// operation needs to begin one; a test for which that is wrong asks for [Alone]. And every
+// software machine looks for races ([sim.Options]): a test fails if work on it races,
+// unless it asks for [Unordered].
 package gputest
 
 import (
