@@ -50,6 +50,9 @@ func TestSuspendGivesMemoryBackAndResumeBringsItBack(t *testing.T) {
 	require.NoError(t, b.Grow(2*kib64))
 	want := w.bytes(b)
 	stats := b.Stats()
+	preview, err := vmm.Preview(vmm.SuspendOptions{}, b)
+	require.NoError(t, err)
+	require.Zero(t, preview.Out+preview.In, "no rate is known yet")
 
 	s := w.suspend(b)
 	require.Equal(t, before, w.free(0))
@@ -66,6 +69,30 @@ func TestSuspendGivesMemoryBackAndResumeBringsItBack(t *testing.T) {
 	require.Equal(t, want, w.bytes(b))
 	require.NoError(t, gputest.Err(b.Append(w.far, []byte{1})), "the peer has its access back")
 	require.NoError(t, s.Resume(w.ctx()), "idempotent")
+	preview, err = vmm.Preview(vmm.SuspendOptions{}, b)
+	require.NoError(t, err)
+	require.Positive(t, preview.Out)
+	require.Positive(t, preview.In)
+	require.Equal(t, r.Asked, preview.Asked)
+	require.Equal(t, r.Host, preview.Host)
+}
+
+// A buffer that its user loses while it sleeps is reported, though its Suspension is not lost.
+func TestASleepingBufferThatIsLost(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	s := func() *vmm.Suspension {
+		b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Tag: "lost"})
+		require.NoError(t, err)
+		require.NoError(t, gputest.Err(b.Append(nil, pattern(100, 1))))
+		return w.suspend(b)
+	}()
+	require.Eventually(t, func() bool { runtime.GC(); return w.sys.Stats().Lost == 1 }, patience, time.Millisecond)
+	require.NoError(t, s.Resume(w.ctx()))
+	lost, ok := vmm.Tagged(w.sys, "lost")[0].(*vmm.Buffer)
+	require.True(t, ok)
+	require.Equal(t, pattern(100, 1), w.bytes(lost)[:100])
+	require.NoError(t, lost.Close())
 }
 
 // Chunks of a family go once, if all of it is named.
