@@ -35,16 +35,18 @@ func (s *Stream) awakeIn(op string, v reflect.Value) error {
 	if v.IsValid() && v.Type() == reflect.TypeFor[Ptr]() {
 		return s.awake(op, Ptr(v.Uint()), 1)
 	}
-	parts, part := 0, reflect.Value.Field
-	switch v.Kind() {
+	switch v.Kind() { // calls by name, else the arguments of each launch were allocated
 	case reflect.Struct:
-		parts = v.NumField()
+		for i := range v.NumField() {
+			if err := s.awakeIn(op, v.Field(i)); err != nil {
+				return err
+			}
+		}
 	case reflect.Array:
-		parts, part = v.Len(), reflect.Value.Index
-	}
-	for i := range parts {
-		if err := s.awakeIn(op, part(v, i)); err != nil {
-			return err
+		for i := range v.Len() {
+			if err := s.awakeIn(op, v.Index(i)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

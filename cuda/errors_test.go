@@ -16,7 +16,7 @@ var sentinels = map[errs.Kind]error{
 	errs.NotSupported: cuda.ErrNotSupported, errs.NotPermitted: cuda.ErrNotPermitted, errs.Closed: cuda.ErrClosed,
 	errs.InUse: cuda.ErrInUse, errs.Foreign: cuda.ErrForeign, errs.OutOfRange: cuda.ErrOutOfRange, errs.Capacity: cuda.ErrCapacity,
 	errs.Capturing: cuda.ErrCapturing, errs.DeviceLost: cuda.ErrDeviceLost, errs.NoDriver: cuda.ErrNoDriver,
-	errs.Moved: cuda.ErrMoved, errs.InvalidArgument: cuda.ErrInvalidArgument,
+	errs.Moved: cuda.ErrMoved, errs.Suspended: cuda.ErrSuspended, errs.InvalidArgument: cuda.ErrInvalidArgument,
 }
 
 func TestTheHintOfALossDoesNotContradictItsCause(t *testing.T) {

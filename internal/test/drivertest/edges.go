@@ -266,7 +266,7 @@ var edges = []Case{
 		},
 	},
 	{
-		Name: "‡ a copy or memset over three places of a reservation of which the middle one is not mapped, or was unmapped",
+		Name: "a copy or memset over three places of a reservation of which the middle one is not mapped, or was unmapped",
 		Says: "INVALID_VALUE; the context stays usable",
 		Run: func(t *T) {
 			// In a process of its own, whose context may be lost.

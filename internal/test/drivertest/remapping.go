@@ -9,7 +9,7 @@ import (
 // remapping are the rules of addresses that outlive the memory behind them.
 var remapping = []Case{
 	{
-		Name: "‡ memory that is unmapped and mapped again at the same address",
+		Name: "memory that is unmapped and mapped again at the same address",
 		Says: "success: it has its bytes",
 		Run: func(t *T) {
 			p, h := t.memory(2 * t.chunk)
@@ -23,7 +23,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ access to a mapping that follows another at its address, in a run whose others have access",
+		Name: "access to a mapping that follows another at its address, in a run whose others have access",
 		Says: "none: cuMemGetAccess reads 0 until it is granted; the others keep theirs",
 		Run: func(t *T) {
 			p, handles := t.run(3)
@@ -44,7 +44,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ one mapping of a run that one call granted is unmapped, and other memory mapped and granted there alone",
+		Name: "one mapping of a run that one call granted is unmapped, and other memory mapped and granted there alone",
 		Says: "success: the others keep their bytes and their access, meanwhile and afterwards",
 		Run: func(t *T) {
 			p, _ := t.run(3)
@@ -70,7 +70,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ the memory of a run, unmapped one by one in any order, and mapped again in another, each at another's address",
+		Name: "the memory of a run, unmapped one by one in any order, and mapped again in another, each at another's address",
 		Says: "success: each address reads what is mapped there now",
 		Run: func(t *T) {
 			const n = 16
@@ -93,7 +93,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ four mappings are unmapped, and one of their size is mapped there; and the other way round",
+		Name: "four mappings are unmapped, and one of their size is mapped there; and the other way round",
 		Says: "success",
 		Run: func(t *T) {
 			p, small := t.run(4)
@@ -117,7 +117,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ one handle mapped at every address of a range that no other memory is mapped at, then replaced at one of them",
+		Name: "one handle mapped at every address of a range that no other memory is mapped at, then replaced at one of them",
 		Says: "success: the other addresses still reach it, and copies go across",
 		Run: func(t *T) {
 			const n = 9
@@ -149,7 +149,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ cuMemUnmap over two mappings and what is not mapped between them",
+		Name: "cuMemUnmap over two mappings and what is not mapped between them",
 		Says: "success: both are gone",
 		Run: func(t *T) {
 			p, _ := t.run(3)
@@ -162,7 +162,7 @@ var remapping = []Case{
 		},
 	},
 	{
-		Name: "‡ memory is copied to registered host memory, private or of a memory file, unmapped and released; new memory is mapped at its address, and the copy comes back",
+		Name: "memory is copied to registered host memory, private or of a memory file, unmapped and released; new memory is mapped at its address, and the copy comes back",
 		Says: "success: the memory is free meanwhile, and the bytes are there again",
 		Run: func(t *T) {
 			size := roundUp(16<<20, t.chunk)

@@ -89,7 +89,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "‡ a captured graph copies from one mapped address to another; other memory is mapped at both, the old is mapped elsewhere, and the graph is launched",
+		Name:  "a captured graph copies from one mapped address to another; other memory is mapped at both, the old is mapped elsewhere, and the graph is launched",
 		Says:  "the new memory is read and written; the old keeps its bytes",
 		Needs: needs(graphs),
 		Run: func(t *T) {
@@ -118,7 +118,7 @@ var running = []Case{
 		},
 	},
 	{
-		Name:  "‡ a captured kernel reads a word at a mapped address; other memory is mapped there, and the graph is launched",
+		Name:  "a captured kernel reads a word at a mapped address; other memory is mapped there, and the graph is launched",
 		Says:  "the kernel reads the new memory, and what is written there while it runs",
 		Needs: needs(graphs),
 		Run: func(t *T) {

@@ -139,13 +139,13 @@ var sharing = []Case{
 		Run:   func(t *T) { t.madeWithoutContext() },
 	},
 	{
-		Name:  "‡ memory that a process without a context made, written by one that imported it and was then killed",
+		Name:  "memory that a process without a context made, written by one that imported it and was then killed",
 		Says:  "keeps the bytes for whoever imports the descriptor next",
 		Needs: needs(shareableByFD),
 		Run:   func(t *T) { t.writtenByAnImporter() },
 	},
 	{
-		Name:  "‡ import of a descriptor whose memory was unmapped and released, the context that wrote it destroyed",
+		Name:  "import of a descriptor whose memory was unmapped and released, the context that wrote it destroyed",
 		Says:  "success: the memory has its bytes",
 		Needs: needs(shareableByFD),
 		Run: func(t *T) {
