@@ -707,3 +707,32 @@ func TestSuspendOnEachDriver(t *testing.T) {
 		require.NoError(t, gputest.Err(b.Append(nil, data[:100])))
 	})
 }
+
+// Memory that the driver did not unmap for one member stays taken when another's Resume fails,
+// and is not counted as given while it is mapped.
+func TestMemoryPinnedByAnotherMember(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	want := w.bytes(b)
+	next, err := b.Move(vmm.MoveOptions{})
+	require.NoError(t, err)
+	w.own(next)
+	// The run of b is refused, and each of its chunks; that of next is taken; all else is refused.
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Times: 3, Result: code})
+	w.m.Inject(sim.Fault{Call: "cuMemUnmap", After: 1, Times: -1, Result: code})
+	s := w.suspend(b, next)
+	require.Equal(t, 2, w.m.Live()[sim.KindMapping])
+	w.m.Inject(sim.Fault{Call: "cuMemMap", Result: code})
+	require.ErrorContains(t, s.Resume(w.ctx(), next), "cuMemMap")
+	require.Equal(t, 2*kib64, s.Report().Held)
+	require.Zero(t, w.sys.Stats().Suspended, "b still maps the memory")
+	w.m.ClearFaults()
+	require.NoError(t, w.drain())
+	require.Zero(t, s.Report().Held)
+	require.Zero(t, w.m.Live()[sim.KindMapping])
+	require.Zero(t, w.m.Live()[sim.KindAllocation])
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Equal(t, want, w.bytes(b))
+	require.Equal(t, want, w.bytes(next))
+}

@@ -94,7 +94,7 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 	s.mu.Lock()
 	for _, b := range back.chunks {
 		if c := s.chunks[b.h]; c != nil {
-			c.maps, c.at, c.fills = b.maps, b.maps[0], b.first
+			c.at, c.fills = b.maps[0], b.first
 			lost = append(lost, c)
 		}
 	}
@@ -225,7 +225,7 @@ func (s *Suspension) reach(m *vrange.Mapping) (none driver.Location) {
 	s.mu.Lock()
 	c := s.chunks[m.Memory]
 	s.mu.Unlock()
-	if c == nil || c.maps[0] != m {
+	if c == nil || c.at != m {
 		return none
 	}
 	var by *cuda.Device
@@ -249,11 +249,11 @@ func (s *Suspension) refill(ctx context.Context, op string, lost []*chunk) error
 		return s.load(ctx, op, lost)
 	}
 	for len(lost) > 0 {
-		p, m := lost[0].fills, lost[0].maps[0]
+		p, m := lost[0].fills, lost[0].at
 		s.sys.Rouse(p.sleep) // Fill writes there
 		at, size := m.Ptr(), m.Memory.Size
 		n := 1
-		for n < len(lost) && lost[n].fills == p && lost[n].maps[0].Ptr() == at+driver.Ptr(size) {
+		for n < len(lost) && lost[n].fills == p && lost[n].at.Ptr() == at+driver.Ptr(size) {
 			size += lost[n].size
 			n++
 		}

@@ -28,7 +28,7 @@ type chunk struct {
 	stays string
 	kept  *kept  // its bytes, in host memory; nil if they are not kept
 	off   uint64 // where in it
-	// at is the mapping through which the bytes are copied.
+	// at is the mapping through which the bytes are copied, or filled.
 	at *vrange.Mapping
 	// owed: the driver refused to unmap or to release it, which the System's leftovers try
 	// again.
