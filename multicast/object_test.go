@@ -506,7 +506,7 @@ func TestBoundMemoryIsNotTaken(t *testing.T) {
 	require.ErrorIs(t, phys.Of(o).Take("test"), cuda.ErrNotSupported)
 	require.NoError(t, phys.Of(a).Take("test"))
 	_, err = o.Bind(devices[0], 0, a, 0, unit)
-	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorIs(t, err, cuda.ErrSuspended)
 	phys.Of(a).Return()
 	b, err = o.Bind(devices[0], 0, a, 0, unit)
 	require.NoError(t, err)
