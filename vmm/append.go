@@ -80,7 +80,7 @@ func (b *buffer) resizeOnce(op string, s *cuda.Stream, n, size int) error {
 	if b != nil && uint64(n) <= b.used.Load() {
 		o = shortening
 	}
-	if err := b.enterLonger(op, o, func() uint64 { return uint64(n) }); err != nil {
+	if err := b.enterLonger(op, o, func(_ *buffer, n int) uint64 { return uint64(n) }, n); err != nil {
 		return err
 	}
 	defer b.leave()
@@ -109,7 +109,7 @@ func (b *buffer) resizeOnce(op string, s *cuda.Stream, n, size int) error {
 
 func (b *buffer) append(op string, s *cuda.Stream, n, size int, fill func(*cuda.Stream, cuda.Ptr) error) (at int, err error) {
 	err = b.withRoom(func() error {
-		if err := b.enterGrowth(op, b.by(n)); err != nil {
+		if err := b.enterGrowth(op, (*buffer).plus, n); err != nil {
 			return err
 		}
 		defer b.leave()

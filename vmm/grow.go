@@ -26,7 +26,7 @@ func (b *Buffer) AppendUndefined(n int) (at int, err error) {
 // grow commits memory for n more bytes, in elements of a size.
 func (b *buffer) grow(op string, n, size int) error {
 	return b.withRoom(func() error {
-		if err := b.enterGrowth(op, b.by(n)); err != nil {
+		if err := b.enterGrowth(op, (*buffer).plus, n); err != nil {
 			return err
 		}
 		defer b.leave()
@@ -42,7 +42,7 @@ func (b *buffer) grow(op string, n, size int) error {
 // returns how many bytes were in use.
 func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
 	err = b.withRoom(func() error {
-		if err := b.enterGrowth(op, b.by(n)); err != nil {
+		if err := b.enterGrowth(op, (*buffer).plus, n); err != nil {
 			return err
 		}
 		defer b.leave()
@@ -63,10 +63,8 @@ func (b *buffer) appendUndefined(op string, n, size int) (at int, err error) {
 	return at, err
 }
 
-// by returns the length after n more bytes, for enterGrowth.
-func (b *buffer) by(n int) func() uint64 {
-	return func() uint64 { return b.used.Load() + uint64(max(n, 0)) }
-}
+// plus returns the length after n more bytes, for enterGrowth.
+func (b *buffer) plus(n int) uint64 { return b.used.Load() + uint64(max(n, 0)) }
 
 // longerLocked returns the length after n more bytes, in elements of a size. The caller
 // holds changes.
@@ -110,17 +108,17 @@ func checkWhole(op string, used uint64, size int) error {
 	return nil
 }
 
-// enterGrowth starts a change that commits memory for the first to() bytes, unless a Host
-// function uses memory that must be freed first.
-func (b *buffer) enterGrowth(op string, to func() uint64) error {
-	return b.enterLonger(op, resizing, to)
+// enterGrowth starts a change that commits memory for the first to(b, n) bytes, unless a Host
+// function uses memory that must be freed first. A closure would be allocated by each append.
+func (b *buffer) enterGrowth(op string, to func(b *buffer, n int) uint64, n int) error {
+	return b.enterLonger(op, resizing, to, n)
 }
 
-func (b *buffer) enterLonger(op string, o operation, to func() uint64) error {
+func (b *buffer) enterLonger(op string, o operation, to func(b *buffer, n int) uint64, n int) error {
 	if err := b.enter(op, o); err != nil {
 		return err
 	}
-	if at := b.committed.Load(); to() > at && b.finalTail() {
+	if at := b.committed.Load(); to(b, n) > at && b.finalTail() {
 		if err := b.res.Views.None(op, at, vrange.End); err != nil {
 			b.leave()
 			return err

@@ -151,7 +151,7 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 
 // Attach implements share.Memory.
 func (b *buffer) Attach(op string, chunks []*phys.Handle) error {
-	if err := b.enterGrowth(op, func() uint64 { return vrange.End }); err != nil {
+	if err := b.enterGrowth(op, func(*buffer, int) uint64 { return vrange.End }, 0); err != nil {
 		return err
 	}
 	defer b.leave()

@@ -345,7 +345,7 @@ func appendSlice[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at
 }
 
 func appendSliceOnce[T any](op string, b *buffer, on *cuda.Stream, src Slice[T]) (at int, err error) {
-	if err := b.enterGrowth(op, b.by(src.Size())); err != nil {
+	if err := b.enterGrowth(op, (*buffer).plus, src.Size()); err != nil {
 		return 0, err
 	}
 	defer b.leave()
