@@ -95,33 +95,48 @@ func shortened(frame string) string {
 	return fmt.Sprintf("%s (%s", function[strings.LastIndex(function, "/")+1:], place[strings.LastIndex(place, "/")+1:])
 }
 
-// Holder describes the owner of a reservation, such as "buffer" or "pool 0 on device 0".
-// It is "" for a reservation that the program maps itself.
+// Title is the pool's number, its name if it has one, and its device: pool 1 "scratch" on
+// device 0.
+func (p Pool) Title() string {
+	return fmt.Sprintf("pool %d%s on device %d", p.Serial, quoted(p.Name), p.Device)
+}
+
+// quoted returns a space and the name in quotes, or "" for no name.
+func quoted(name string) string {
+	if name == "" {
+		return ""
+	}
+	return fmt.Sprintf(" %q", name)
+}
+
+// Holder describes the owner of a reservation, such as "buffer" or "pool 1 on device 0",
+// with its name if it has one. It is "" for a reservation that the program maps itself.
 func (s Snapshot) Holder(r Reservation) string {
 	within := func(p Address) bool { return p >= r.Ptr && p < r.Ptr+Address(r.Bytes) }
 	for _, b := range s.Buffers {
 		if b.Ptr != r.Ptr {
 			continue
 		}
+		holder := "buffer" + quoted(b.Name)
 		for _, p := range s.Publications {
 			if p.Ptr == b.Ptr {
-				return fmt.Sprintf("buffer, published as %q", p.Name)
+				return fmt.Sprintf("%s, published as %q", holder, p.Name)
 			}
 		}
 		for _, f := range s.Followers {
 			if f.Ptr == b.Ptr {
-				return fmt.Sprintf("buffer, follows %q of process %d", f.Name, f.PID)
+				return fmt.Sprintf("%s, follows %q of process %d", holder, f.Name, f.PID)
 			}
 		}
 		if b.Imported {
-			return "buffer, imported"
+			return holder + ", imported"
 		}
-		return "buffer"
+		return holder
 	}
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {
 			if within(g.Ptr) {
-				return fmt.Sprintf("pool %d on device %d", p.Serial, p.Device)
+				return p.Title()
 			}
 		}
 	}

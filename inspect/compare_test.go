@@ -35,3 +35,19 @@ func TestHolder(t *testing.T) {
 	require.Equal(t, "pool 4 on device 0", s.Holder(inspect.Reservation{Ptr: 0x8000, Bytes: 0x2000}))
 	require.Empty(t, s.Holder(inspect.Reservation{Ptr: 0xa000, Bytes: 0x2000}))
 }
+
+// What a program named is shown with its name.
+func TestHoldersHaveNames(t *testing.T) {
+	r := inspect.Reservation{Ptr: 1 << 30, Bytes: 1 << 21}
+	pool := inspect.Pool{Serial: 3, Device: 1, Segments: []inspect.Segment{{Ptr: r.Ptr, Bytes: r.Bytes}}}
+	for want, s := range map[string]inspect.Snapshot{
+		`buffer "a", imported`:                 {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a", Imported: true}}},
+		`buffer "a", published as "b"`:         {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a"}}, Publications: []inspect.Publication{{Name: "b", Ptr: r.Ptr}}},
+		`buffer "a", follows "b" of process 7`: {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a"}}, Followers: []inspect.Follower{{Name: "b", Ptr: r.Ptr, PID: 7}}},
+	} {
+		require.Equal(t, want, s.Holder(r))
+	}
+	pool.Name = "scratch"
+	require.Equal(t, `pool 3 "scratch" on device 1`, pool.Title())
+	require.Equal(t, pool.Title(), inspect.Snapshot{Pools: []inspect.Pool{pool}}.Holder(r))
+}

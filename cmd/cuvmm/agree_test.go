@@ -26,6 +26,7 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	s, err := inspect.Take(sys)
 	require.NoError(t, err)
 	of := inspect.Address(buffer.Ptr())
+	s.Buffers[0].Name, s.Buffers[0].Tag, s.Pools[0].Name = "cache", "llm", "scratch"
 	s.Publications = []inspect.Publication{{Name: `the "best" weights`, Ptr: of, Bytes: 3 << 20, Followers: []inspect.Reader{{PID: 5, Since: time.Now()}}}}
 	for i := range s.Memory {
 		s.Memory[i].Exported, s.Memory[i].Imported = i%3 == 0, i%3 == 1
@@ -66,6 +67,6 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	p := s.Pools[0]
 	require.Contains(t, shown.Pool, size(p.Requested)+" of "+size(p.Reserved))
 	require.True(t, slices.ContainsFunc(lines, func(l string) bool {
-		return strings.HasPrefix(l, fmt.Sprintf("pool %d on device %d: %s in %d blocks, %s reserved", p.Serial, p.Device, size(p.Requested), p.Blocks, size(p.Reserved)))
+		return strings.HasPrefix(l, fmt.Sprintf("pool %d \"scratch\" on device %d: %s in %d blocks, %s reserved", p.Serial, p.Device, size(p.Requested), p.Blocks, size(p.Reserved)))
 	}))
 }

@@ -281,7 +281,7 @@ func (p picture) tables(s inspect.Snapshot) {
 	const most = 12
 	fmt.Fprintln(p.out)
 	for _, q := range s.Pools {
-		fmt.Fprintf(p.out, "pool %d on device %d: %s in %d blocks, %s reserved, %s at most\n", q.Serial, q.Device, size(q.Requested), q.Blocks, size(q.Reserved), size(q.Peak))
+		fmt.Fprintf(p.out, "%s: %s in %d blocks, %s reserved, %s at most\n", q.Title(), size(q.Requested), q.Blocks, size(q.Reserved), size(q.Peak))
 	}
 	for _, q := range s.Publications {
 		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned))

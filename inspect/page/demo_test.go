@@ -75,7 +75,7 @@ func serving(t *testing.T) inspect.Snapshot {
 
 // sequences makes a prompt and 24 sequences that go on from it.
 func (p program) sequences() {
-	prompt, err := vmm.NewArray[byte](p.dev[0], vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib)})
+	prompt, err := vmm.NewArray[byte](p.dev[0], vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib), Name: "sequence", Tag: "sequences"})
 	p.must(err)
 	p.closing(prompt)
 	const length = 11 * mib
@@ -123,7 +123,7 @@ func (p program) weights() {
 // pools makes a pool on each device, the first with a history.
 func (p program) pools() {
 	for i, d := range p.dev {
-		q, err := pool.New(d, pool.Options{Track: true})
+		q, err := pool.New(d, pool.Options{Track: true, Name: []string{"training", "scratch"}[i]})
 		p.must(err)
 		p.closing(q)
 		if i == 0 {

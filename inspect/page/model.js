@@ -90,14 +90,14 @@ function addSnapshot(model, s, side) {
   for (const b of s.buffers || []) {
     const r = regionAt(model, BigInt(b.ptr));
     if (!r) continue;
-    Object.assign(r, { buffer: b, device: "device " + b.device, holder: "buffer" + (b.imported ? ", imported" : ""), kind: b.imported ? "imported buffers" : "buffers", title: "" });
-    if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", stack: stackText(b.stack) }, side);
+    Object.assign(r, { buffer: b, device: "device " + b.device, holder: "buffer" + quoted(b.name) + (b.imported ? ", imported" : ""), kind: b.imported ? "imported buffers" : "buffers", title: b.name, tag: b.tag });
+    if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", tag: b.tag, stack: stackText(b.stack) }, side);
     if (b.committed > b.used) merge(model, r, r.blocks, () => "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
   }
   for (const p of s.pools || []) for (const g of p.segments || []) {
     const ptr = BigInt(g.ptr), r = regionAt(model, ptr);
     if (!r) continue;
-    Object.assign(r, { pool: p, device: "device " + p.device, holder: "pool " + p.serial + " on device " + p.device, kind: "pools" });
+    Object.assign(r, { pool: p, device: "device " + p.device, holder: poolTitle(p), kind: "pools", title: p.name, tag: p.tag });
     const base = Number(ptr - r.ptr);
     for (const b of g.blocks || []) {
       merge(model, r, r.blocks, () => "b" + (base + b.offset) + ":" + b.bytes + ":" + (b.tag || ""),
@@ -109,7 +109,7 @@ function addSnapshot(model, s, side) {
     [s.publications, "published buffers", p => "published as " + JSON.stringify(p.name)]]) {
     for (const x of list || []) {
       const r = regionAt(model, BigInt(x.ptr));
-      if (r && r.buffer) Object.assign(r, { holder: "buffer, " + text(x), kind, title: "“" + x.name + "”" });
+      if (r && r.buffer) Object.assign(r, { holder: "buffer" + quoted(r.buffer.name) + ", " + text(x), kind, title: "“" + x.name + "”" });
     }
   }
   model.sorted = null;
@@ -173,7 +173,7 @@ function finishRegion(r) {
   r.shared = r.mappings.some(m => m.flags);
   r.mapped = r.mappings.reduce((sum, m) => sum + m.n, 0);
   r.device ||= r.mappings.length ? r.mappings[0].location : "nothing mapped";
-  r.tag = tagOf(r);
+  r.tag ||= tagOf(r);
   r.title ||= !r.pool && functionOf(creator(r.stack)) || r.holder;
   // pieces are the runs with items, and the holes between them.
   r.pieces = [];
@@ -197,6 +197,9 @@ function finishRegion(r) {
   r.runs = mapped.length;
   r.most = r.runs ? mapped.reduce((sum, p) => sum + p.n, 0) * Math.min(16, 160 / r.runs) : Math.max(r.bytes, 1) * 4;
 }
+
+const quoted = name => name ? " " + JSON.stringify(name) : "";
+const poolTitle = p => "pool " + p.serial + quoted(p.name) + " on device " + p.device;
 
 // tagOf returns the tag that most of a region's bytes have, or "".
 function tagOf(r) {
@@ -261,7 +264,7 @@ function uses(s) {
     u.count++;
     all.set(name, u);
   };
-  for (const b of s.buffers || []) add(creator(stacks[b.stack - 1]) || "buffers", b.committed, () => BigInt(b.ptr));
+  for (const b of s.buffers || []) add(b.tag || b.name || creator(stacks[b.stack - 1]) || "buffers", b.committed, () => BigInt(b.ptr));
   for (const p of s.pools || []) for (const g of p.segments || []) for (const b of g.blocks || [])
     if (!b.waiting) add(b.tag || creator(stacks[b.stack - 1]) || "blocks without a tag", b.requested || 0, () => BigInt(g.ptr) + BigInt(b.offset));
   return sortUses([...all.values()]);

@@ -121,7 +121,7 @@ function lists() {
       meter(d.memory, [[mine, colors.live], [others, colors.dim]])];
   }));
   if (model.two) table("changes", changes(...model.snapshots).map(u => [u.name, (u.bytes > 0 ? "+" : "") + sizeText(u.bytes), u.ptr]));
-  table("pools", (s.pools || []).map(p => [p.serial + " on device " + p.device + ": " + count(p.blocks, "block"), sizeText(p.requested) + " of " + sizeText(p.reserved), undefined,
+  table("pools", (s.pools || []).map(p => [poolTitle(p) + ": " + count(p.blocks, "block"), sizeText(p.requested) + " of " + sizeText(p.reserved), undefined,
     meter(p.reserved, [[p.requested, colors.live]])]));
   table("publications", (s.publications || []).flatMap(p => [["“" + p.name + "”, " + count((p.followers || []).length, "follower"), sizeText(p.bytes) + (p.pinned ? " + " + sizeText(p.pinned) + " pinned" : ""), () => BigInt(p.ptr)],
     ...(p.followers || []).map(f => ["· process " + (f.pid || "?") + (f.refused ? ": " + f.refused : ""), f.pinned ? sizeText(f.pinned) + " pinned" : ""])]));

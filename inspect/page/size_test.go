@@ -100,6 +100,22 @@ func TestGroupingInABrowser(t *testing.T) {
 		`by("device") + ";" + by("tag")`, s))
 }
 
+// What a program named and tagged is shown so, is found by it, and is grouped by its tag.
+func TestNamesInABrowser(t *testing.T) {
+	s := many(100)
+	s.Buffers[0].Name, s.Buffers[0].Tag, s.Pools[0].Name, s.Pools[0].Tag = "shown", "llm", "scratch", "llm"
+	require.Equal(t, "reservation,“embeddings”,scratch;llm: 2,no tag: 1;true;pool 0 \"scratch\" on device 0;llm", browse(t, `
+		const out = [model.regions.map(r => r.title).join()];
+		makeGroups(model, "tag");
+		out.push(model.groups.map(g => g.key + ": " + g.regions.length).sort().join());
+		legend();
+		out.push(byId("legend").textContent.includes("llm"));
+		find("scratch");
+		out.push(selected.region_.holder);
+		find("llm");
+		out.push(selected.tag);`+finish+`out.join(";")`, s))
+}
+
 // The page with nothing to show says so, and keeps no room for what is not there.
 func TestAPageOfNothingInABrowser(t *testing.T) {
 	require.Equal(t, "no address space is reserved;0,0,0", browse(t, `
