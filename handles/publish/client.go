@@ -228,7 +228,8 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 }
 
 // Close ends the connection. Followers keep what they have mapped, as if the
-// publisher had ended, until each is closed. Idempotent.
+// publisher had ended, until each is closed, and streams that still wait for the publisher
+// go on ([ErrUnfinished]). Idempotent.
 func (k *Client) Close() error {
 	return k.closer.Close(func() error {
 		k.cancel()

@@ -13,7 +13,8 @@ var (
 	// ErrWithdrawn: the publisher withdrew the publication. Its memory stays mapped until
 	// the follower is closed.
 	ErrWithdrawn = errors.New("withdrawn")
-	// ErrUnfinished: the publisher ended before the work behind an announcement was done.
+	// ErrUnfinished: the publisher, the connection or the follower ended before the work
+	// behind an announcement was done.
 	// The elements are no longer shown, and what was computed from them is invalid.
 	ErrUnfinished = errors.New("unfinished generation")
 	// ErrStalled: the publisher lives, and did not finish the work behind an announcement

@@ -70,10 +70,13 @@ type FollowOptions struct {
 // the streams given to Next are ordered behind.
 //
 // When the publisher ends, or withdraws, a follower keeps what it has mapped until it is
-// closed ([Client.CloseStale]), and Next and Err return the reason. No stream hangs: the library in the follower's
-// process releases the streams that still wait for the publisher's work. Elements that
-// were announced behind work that was never done are no longer shown, and Err returns
-// [ErrUnfinished]: call it after waiting for the work that used the elements.
+// closed ([Client.CloseStale]), and Next and Err return the reason. No stream hangs: when
+// the publisher dies, the connection ends ([Client.Close]), a wait reaches MaxWait or the
+// follower closes, the library in the follower's process releases the streams that still
+// wait for the publisher's work. A publisher that withdraws and lives finishes that work,
+// and the streams wait for it. Elements that were not complete at a release are no longer
+// shown, and Err returns [ErrUnfinished]. Work on them may have read anything, so its
+// results count only if Err does not match ErrUnfinished after that work is done.
 type Follower[T any] struct {
 	f     *follower
 	array *vmm.Array[T]
@@ -266,14 +269,14 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 func (f *Follower[T]) Array() *vmm.Array[T] { return f.array }
 
 // Len returns the number of elements that are shown: those of the last Next, or fewer
-// if the publisher has taken some back since, or ended before they were complete. While
+// if the publisher has taken some back since, or either ended before they were complete. While
 // nothing is taken back, the array has at least as many, even during a Next.
 func (f *Follower[T]) Len() int { return f.f.shownNow().length }
 
 // Generation returns the publisher's count of changes at the last Next. Len is of the same
 // Next unless another goroutine calls Next between the two: serialize the three calls to
-// combine them. If the publisher ended before that generation was complete, it is the last
-// complete one from then on, which may be lower ([ErrUnfinished]).
+// combine them. If the publisher or the follower ended before that generation was complete,
+// it is the last complete one from then on, which may be lower ([ErrUnfinished]).
 func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is
@@ -305,18 +308,22 @@ func (f *Follower[T]) State() State { return f.f.stateNow() }
 // whose streams cannot wait for 64-bit words.
 func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderShown(streams) }
 
-// Err returns nil while the publisher may announce more, and then the reason why it
-// cannot. The error also matches [ErrUnfinished] if elements that were shown no longer
-// are, because the publisher ended before they were complete.
+// Err returns nil while more may be announced, and then the reason why not, which is
+// cuda.ErrClosed if the follower was closed first. The error also matches [ErrUnfinished]
+// if elements that were shown no longer are, because the publisher or the follower ended
+// before they were complete. Call it after waiting for the work that used the elements,
+// and after Close, too, if that did the waiting.
 func (f *Follower[T]) Err() error { return f.f.failed() }
 
 // Close ends the follower: it waits for all work that could use the elements (see
-// package vmm) and releases everything. Streams that wait for the publisher go
-// on. After an error it may be called again.
+// package vmm) and releases everything. Streams that wait for the publisher go on without
+// its work, and Err then matches [ErrUnfinished]. After an error it may be called again.
 func (f *Follower[T]) Close() error { return f.f.close() }
 
 // CloseAfter ends the follower at once and releases everything when the work
-// that is on the streams now is done, regardless of other streams. It never blocks.
+// that is on the streams now is done, regardless of other streams. It never blocks. Streams
+// that wait for the publisher go on without its work, as they do when Close is called: a
+// program that wants the results waits for the streams first.
 // Without a stream it returns cuda.ErrInvalidArgument, and cuda.ErrCapturing if a stream
 // captures a graph, both without effect. System.Drain waits for the release.
 func (f *Follower[T]) CloseAfter(streams ...*cuda.Stream) error { return f.f.closeAfter(streams) }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
@@ -51,11 +52,22 @@ func (f *follower) quiesce() {
 	leave()
 	f.words.RLock()
 	if f.word != nil {
-		f.letGo() // or the mapping goroutine might wait forever
+		f.cutOff(f.whyClosed(), (*subscription).close) // or the mapping goroutine might wait forever
 	}
 	f.words.RUnlock()
 	f.running.Wait()
 	leave() // if it came back meanwhile
+}
+
+// whyClosed is why nothing more is announced to a follower that closes: the publisher's
+// reason, if that ended first.
+func (f *follower) whyClosed() error {
+	select {
+	case <-f.mailbox.over:
+		return f.mailbox.why
+	default:
+		return errs.PeerClosed(opFollower, "follower")
+	}
 }
 
 // closeAfter is Follower.CloseAfter.

@@ -54,7 +54,7 @@ package publish
 // page. If the word has the generation already, no driver call is made. For devices
 // whose streams cannot write 64-bit words the CPU waits and writes.
 //
-// When the connection ends, the follower swaps the word for a value above all
+// When the connection ends, or the follower closes, it swaps the word for a value above all
 // generations, which satisfies all waits. The value before is the last generation that
 // the publisher finished, and later ones are no longer shown. The follower keeps writing
 // the final value until its stream is idle, because a last write of the publisher may
@@ -108,7 +108,8 @@ package publish
 // Withdraw ends a publication and waits neither for followers nor for the GPU;
 // followers keep what they have mapped. The publication is released when its timeline
 // has passed and the followers' goroutines have ended. Follower.Close waits for all
-// work, and CloseAfter for the named streams, on the reclaimer. Server.Close withdraws
+// work, and CloseAfter for the named streams, on the reclaimer; both first release the
+// streams that wait for the publisher, which might never finish. Server.Close withdraws
 // everything, waits until the words are written and the followers are told, and ends
 // the connections. Client.Close leaves followers what they have: close each follower,
 // which closes its array. Any order works.

@@ -167,7 +167,8 @@ func (p *Publication) replicators() []*replicator {
 }
 
 // Withdraw ends the publication: its name becomes free, its memory is no longer held,
-// and followers are told. They keep what they have mapped until they release it.
+// and followers are told. They keep what they have mapped until they release it, and their
+// streams go on waiting for the work behind the announcements.
 // It waits neither for followers nor for the GPU; an Announce that waits returns
 // cuda.ErrClosed. A follower does not get what was not sent yet, so call Settle first.
 // Idempotent.

@@ -9,7 +9,7 @@ import (
 // subscription is the life of a follower: which versions arrived, which of them is shown,
 // and whether more may come. It has no lock, no memory, no connection and no driver: the
 // follower tells it what happened, passes it what the fence word reads, and does what it
-// returns. It is always in one of six phases:
+// returns. It is always in one of seven phases:
 //
 //	phase       means                                                  word    State     Next, Err  TakeOver
 //	following   a publisher's views arrive                             counts  declared  wait, nil  ends the connection
@@ -18,10 +18,10 @@ import (
 //	away        the publisher is gone, and another one may continue    final   Stale     wait, nil  lets none continue
 //	ended       nothing more is announced                              final   Ended     why        publishes what is last
 //	adopted     the memory is a publication of this process            final   Ended     why        cuda.ErrClosed
+//	closed      the follower has left a publisher that goes on         final   Ended     why        cuda.ErrClosed
 //
 // What leads from one phase to another, and what happens beside it. Where there is no phase
-// the event changes nothing: the follower leaves a publisher whose accept comes too late, and
-// TakeOver returns cuda.ErrClosed if the follower closes before it ended.
+// the event changes nothing: the follower leaves a publisher whose accept comes too late.
 //
 //	event     comes when                           following   inheriting  withdrawn  away       ended
 //	withdraw  the last view came, on a connection  withdrawn   withdrawn
@@ -30,6 +30,8 @@ import (
 //	          publisher may continue: cut off
 //	end       none will, or a wait reached its     ended       ended       ended      ended
 //	          limit: cut off
+//	close     the follower closes, which ends its  closed      closed      ended
+//	          waits: cut off
 //	accept    another publisher accepts: renumber                                     following
 //	inherit   TakeOver begins                      inheriting                         ended
 //	adopt     TakeOver has published the memory                                                  adopted
@@ -62,7 +64,7 @@ type subscription struct {
 	phase      phase
 	unfinished unfinished
 	said       State // what the publisher declared last; Stale until another one declares
-	why        error // the reason of the last withdraw, lose or end
+	why        error // the reason of the last withdraw, lose, end or close
 	// completed is the last generation that the publisher completed, once its word no
 	// longer counts.
 	completed uint64
@@ -107,21 +109,24 @@ const (
 	phaseAway
 	phaseEnded
 	phaseAdopted
+	phaseClosed
 	phases
 )
 
 // rules are the columns of the phases.
 var rules = [phases]struct {
-	state  State // 0: what the publisher declared
-	counts bool  // the publisher's word tells what is complete
-	ends   bool  // Next and Err return why
+	state     State // 0: what the publisher declared
+	counts    bool  // the publisher's word tells what is complete
+	ends      bool  // Next and Err return why
+	published bool  // a process publishes the memory
 }{
-	phaseFollowing:  {counts: true},
-	phaseInheriting: {counts: true},
+	phaseFollowing:  {counts: true, published: true},
+	phaseInheriting: {counts: true, published: true},
 	phaseWithdrawn:  {counts: true, state: Ended, ends: true},
 	phaseAway:       {state: Stale},
 	phaseEnded:      {state: Ended, ends: true},
-	phaseAdopted:    {state: Ended, ends: true},
+	phaseAdopted:    {state: Ended, ends: true, published: true},
+	phaseClosed:     {state: Ended, ends: true, published: true},
 }
 
 // lifeEvent is a row of the events at subscription.
@@ -131,6 +136,7 @@ const (
 	eventWithdraw lifeEvent = iota
 	eventLose
 	eventEnd
+	eventClose
 	eventAccept
 	eventInherit
 	eventAdopt
@@ -138,9 +144,9 @@ const (
 )
 
 var transitions = [phases][events]phase{
-	phaseFollowing:  {eventWithdraw: phaseWithdrawn, eventLose: phaseAway, eventEnd: phaseEnded, eventInherit: phaseInheriting},
-	phaseInheriting: {eventWithdraw: phaseWithdrawn, eventLose: phaseEnded, eventEnd: phaseEnded},
-	phaseWithdrawn:  {eventLose: phaseEnded, eventEnd: phaseEnded},
+	phaseFollowing:  {eventWithdraw: phaseWithdrawn, eventLose: phaseAway, eventEnd: phaseEnded, eventClose: phaseClosed, eventInherit: phaseInheriting},
+	phaseInheriting: {eventWithdraw: phaseWithdrawn, eventLose: phaseEnded, eventEnd: phaseEnded, eventClose: phaseClosed},
+	phaseWithdrawn:  {eventLose: phaseEnded, eventEnd: phaseEnded, eventClose: phaseEnded},
 	phaseAway:       {eventEnd: phaseEnded, eventAccept: phaseFollowing, eventInherit: phaseEnded},
 	phaseEnded:      {eventAdopt: phaseAdopted},
 }
@@ -182,6 +188,10 @@ func (s *subscription) lose(why error, word uint64) { s.cutOff(eventLose, why, w
 // end notes that nothing more is announced. word is the last value of the publisher's word,
 // if that counts.
 func (s *subscription) end(why error, word uint64) { s.cutOff(eventEnd, why, word) }
+
+// close notes that the follower closes. word is the last value of the publisher's word, if
+// that counts: work that its streams begin from now on may run before the publisher's.
+func (s *subscription) close(why error, word uint64) { s.cutOff(eventClose, why, word) }
 
 func (s *subscription) cutOff(e lifeEvent, why error, word uint64) {
 	counted := s.counts()
@@ -394,7 +404,7 @@ func (s *subscription) err() error {
 }
 
 // stale reports whether no process publishes the memory at present.
-func (s *subscription) stale() bool { return rules[s.phase].state != 0 && s.phase != phaseAdopted }
+func (s *subscription) stale() bool { return !rules[s.phase].published }
 
 // counts reports whether the publisher's word tells what is complete.
 func (s *subscription) counts() bool { return rules[s.phase].counts }

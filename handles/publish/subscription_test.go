@@ -11,11 +11,18 @@ import (
 )
 
 // flags are a follower's life as one would say it without phases.
-type flags struct{ counts, ends, heir, adopted, asStale bool }
+type flags struct{ counts, ends, heir, adopted, closed, asStale bool }
 
 // apply says what an event changes. It returns whether the reason is the event's.
 func (f *flags) apply(e lifeEvent) (reason bool) {
-	switch before := *f; e {
+	before := *f
+	switch {
+	case f.closed: // and nothing changes it any more
+		return false
+	case e == eventClose && !f.counts:
+		return false
+	}
+	switch e {
 	case eventWithdraw:
 		f.ends = f.ends || f.counts
 		return f.ends != before.ends
@@ -26,6 +33,10 @@ func (f *flags) apply(e lifeEvent) (reason bool) {
 	case eventEnd:
 		f.counts, f.ends = false, true
 		return before.counts || !before.ends
+	case eventClose:
+		f.closed = !f.ends // it has left a publisher that goes on
+		f.counts, f.ends = false, true
+		return true
 	case eventAccept:
 		if f.counts = f.counts || !f.ends; f.counts != before.counts {
 			f.asStale = true
@@ -53,7 +64,7 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 		met[s.phase] = true
 		require.Equal(t, f.counts, s.counts(), so)
 		_, may := s.heritage()
-		require.Equal(t, f.ends && !f.counts && !f.adopted, may, so)
+		require.Equal(t, f.ends && !f.counts && !f.adopted && !f.closed, may, so)
 		switch {
 		case f.ends:
 			require.ErrorIs(t, s.err(), why, so)
@@ -89,6 +100,8 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 					s.lose(reasons[e], 0)
 				case eventEnd:
 					s.end(reasons[e], 0)
+				case eventClose:
+					s.close(reasons[e], 0)
 				case eventAccept:
 					require.Equal(t, f.counts && !before.counts, s.accept())
 				case eventInherit:
@@ -224,6 +237,7 @@ func (m *modelPublisher) cutOff(event func(s *subscription, why error, word uint
 func (m *modelPublisher) withdraw(*rapid.T) { m.s.withdraw(errors.New("withdrawn")) }
 func (m *modelPublisher) lose(*rapid.T)     { m.cutOff((*subscription).lose) }
 func (m *modelPublisher) end(*rapid.T)      { m.cutOff((*subscription).end) }
+func (m *modelPublisher) close(*rapid.T)    { m.cutOff((*subscription).close) }
 func (m *modelPublisher) inherit(*rapid.T)  { m.s.inherit() }
 
 // accept is another publisher, whose generations are later and whose word reads anything.
@@ -325,7 +339,7 @@ func TestWhatAFollowerShows(t *testing.T) {
 		m := &modelPublisher{s: newSubscription(), shown: []version{{}}}
 		t.Repeat(map[string]func(*rapid.T){
 			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work,
-			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "inherit": m.inherit, "accept": m.accept,
+			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "close": m.close, "inherit": m.inherit, "accept": m.accept,
 			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "": m.check,
 		})
 		m.end(t)
