@@ -52,7 +52,8 @@ func (f *follower) quiesce() {
 	leave()
 	f.words.RLock()
 	if f.word != nil {
-		f.cutOff(f.whyClosed(), (*subscription).close) // or the mapping goroutine might wait forever
+		f.endWord(f.whyClosed(), (*subscription).close)
+		f.letGo() // or the mapping goroutine might wait forever
 	}
 	f.words.RUnlock()
 	f.running.Wait()

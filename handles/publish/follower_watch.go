@@ -93,20 +93,24 @@ func (f *follower) disconnected(why error) {
 // cutOff ends what counted of the publisher's word: only complete elements stay shown, and
 // the streams that wait are released.
 func (f *follower) cutOff(why error, event func(s *subscription, why error, word uint64)) {
-	var counted bool
+	if f.endWord(why, event) {
+		f.letGo()
+		_ = f.settle() // fails only if the follower closes
+	}
+}
+
+// endWord tells the subscription of an end, with what is complete by the word, which does not
+// count from then on. It reports whether it did before. The outcome is settled under the lock,
+// so that callers whose streams are released see it.
+func (f *follower) endWord(why error, event func(s *subscription, why error, word uint64)) (counted bool) {
 	f.tell(func(s *subscription) {
-		// The outcome is settled under the lock, so that callers whose streams are released
-		// see it.
 		var word uint64
 		if counted = s.counts(); counted {
 			word = f.word.value().Swap(release)
 		}
 		event(s, why, word)
 	})
-	if counted {
-		f.letGo()
-		_ = f.settle() // fails only if the follower closes
-	}
+	return counted
 }
 
 // counts reports whether the publisher's word still counts.
