@@ -191,7 +191,12 @@ func (s situation) during(within context.Context, t *testing.T, drv driver.Drive
 	}
 	sys, err := gputest.Wrap(drv, nil)
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+	t.Cleanup(func() { // what waited for the capture may be given back only now
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		require.NoError(t, sys.Drain(ctx))
+		require.NoError(t, sys.Close())
+	})
 	d, f := sys.Devices()[0], drv.Foreign()
 	ctx, r := f.DevicePrimaryCtxRetain(driver.Device(d.Ordinal()))
 	ok(r)
