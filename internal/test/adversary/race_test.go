@@ -52,6 +52,45 @@ func TestEverythingBesideEverything(t *testing.T) {
 	// Goroutines announce what others' streams still fill, and append where followers may
 	// still read what a Shrink took back.
 	gputest.Unordered(t)
+	_, err := everything(t, &racing{})
+	require.NoError(t, err)
+}
+
+// The same where the publishers order their work: each makes one change after the other, on
+// one stream, and takes nothing back. If nothing orders a follower's work behind the
+// publisher's, an end released it, and the follower's Err says so once that work is done.
+func TestWhatAFollowerReadsIsCompleteOrUnfinished(t *testing.T) {
+	r := &racing{ordered: true, unfinished: map[uintptr]bool{}}
+	m, err := everything(t, r)
+	races := m.Races()
+	for _, race := range races {
+		require.True(t, r.unfinished[race.First.Stream] || r.unfinished[race.Second.Stream], "%v", race)
+	}
+	if len(races) == 0 { // or the error lists them
+		require.NoError(t, err)
+	}
+}
+
+// racing is how publishers and followers run beside each other.
+type racing struct {
+	ordered bool
+	// unfinished are the streams of followers whose Err matched ErrUnfinished after their work.
+	mu         sync.Mutex
+	unfinished map[uintptr]bool
+}
+
+// read notes what a follower says of the work that its stream has done.
+func (r *racing) read(f *publish.Follower[uint64], s *cuda.Stream) {
+	if r.ordered && errors.Is(f.Err(), publish.ErrUnfinished) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.unfinished[s.Handle()] = true
+	}
+}
+
+// everything runs publishers and followers on a machine, and closes that.
+func everything(t *testing.T, how *racing) (m *sim.Machine, closing error) {
+	t.Helper()
 	m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Granularity: chunk}, {Granularity: chunk}}})
 	require.NoError(t, err)
 	sys, err := m.OpenOwned(cuda.Options{})
@@ -61,14 +100,14 @@ func TestEverythingBesideEverything(t *testing.T) {
 		publishing, over := context.WithCancel(context.Background())
 		var clients errgroup.Group
 		for n := range uint64(6) {
-			clients.Go(func() error { return raceClients(publishing, sys, dir, rand.New(rand.NewPCG(n, 2))) })
+			clients.Go(func() error { return how.clients(publishing, sys, dir, rand.New(rand.NewPCG(n, 2))) })
 		}
 		var servers errgroup.Group
 		for n := range uint64(3) {
 			servers.Go(func() error {
 				r := rand.New(rand.NewPCG(n, 1))
 				for range times(2) {
-					if err := raceServer(sys.Devices()[n%2], dir, fmt.Sprint(n), r); err != nil {
+					if err := how.server(sys.Devices()[n%2], dir, fmt.Sprint(n), r); err != nil {
 						return err
 					}
 				}
@@ -79,13 +118,14 @@ func TestEverythingBesideEverything(t *testing.T) {
 		over()
 		return errors.Join(err, clients.Wait(), sys.Drain(context.Background()))
 	}))
-	require.NoError(t, sys.Close())
+	closing = sys.Close()
 	require.Equal(t, lost, peer.LostFDs())
 	require.Eventually(t, func() bool { return openFiles("self") <= files && peer.OpenFDs() <= open }, testTimeout, time.Millisecond)
+	return m, closing
 }
 
-// raceServer is the life of one server, with some publications of one array.
-func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
+// server is the life of one server, with some publications of one array.
+func (how *racing) server(d *cuda.Device, dir, name string, r *rand.Rand) error {
 	l, err := peer.Listen(dir, name, peer.Options{})
 	if err != nil {
 		return err
@@ -111,9 +151,13 @@ func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
 			return err
 		}
 		var work errgroup.Group
-		for _, s := range streams {
+		producing := streams
+		if how.ordered {
+			producing = streams[:1]
+		}
+		for _, s := range producing {
 			seed := r.Uint64()
-			work.Go(func() error { return raceChanges(p, array, s, streams, rand.New(rand.NewPCG(seed, 3))) })
+			work.Go(func() error { return how.changes(p, array, s, streams, rand.New(rand.NewPCG(seed, 3))) })
 		}
 		if r.IntN(2) == 0 {
 			err = work.Wait()
@@ -135,11 +179,15 @@ func raceServer(d *cuda.Device, dir, name string, r *rand.Rand) error {
 	return errors.Join(err, array.Close(), streams[0].Close(), streams[1].Close())
 }
 
-// raceChanges changes a publication and its array, beside another goroutine that does so.
-func raceChanges(p *publish.Publication, array *vmm.Array[uint64], s *cuda.Stream, all []*cuda.Stream, r *rand.Rand) (err error) {
+// changes changes a publication and its array, beside another goroutine that does so.
+func (how *racing) changes(p *publish.Publication, array *vmm.Array[uint64], s *cuda.Stream, all []*cuda.Stream, r *rand.Rand) (err error) {
 	for range 20 {
 		n := 1 + r.IntN(32*chunk/8)
-		switch r.IntN(4) {
+		kind := r.IntN(4)
+		if how.ordered {
+			kind = 1 + kind%3 // no Shrink
+		}
+		switch kind {
 		case 0:
 			err = errors.Join(err, odd("Shrink", p.Shrink(min(n, array.Len()), all[:2*r.IntN(2)]...)))
 		case 1:
@@ -156,8 +204,8 @@ func raceChanges(p *publish.Publication, array *vmm.Array[uint64], s *cuda.Strea
 	return err
 }
 
-// raceClients are the lives of clients, until the servers are gone.
-func raceClients(publishing context.Context, sys *cuda.System, dir string, r *rand.Rand) error {
+// clients are the lives of clients, until the servers are gone.
+func (how *racing) clients(publishing context.Context, sys *cuda.System, dir string, r *rand.Rand) error {
 	for publishing.Err() == nil {
 		c, err := peer.Dial(publishing, filepath.Join(dir, fmt.Sprint(r.IntN(3))), peer.Options{})
 		if err != nil {
@@ -168,7 +216,7 @@ func raceClients(publishing context.Context, sys *cuda.System, dir string, r *ra
 		var work errgroup.Group
 		for range 1 + r.IntN(3) {
 			d, seed := sys.Devices()[r.IntN(2)], r.Uint64()
-			work.Go(func() error { return raceFollower(publishing, k, d, rand.New(rand.NewPCG(seed, 4))) })
+			work.Go(func() error { return how.follower(publishing, k, d, rand.New(rand.NewPCG(seed, 4))) })
 		}
 		if r.IntN(2) == 0 {
 			time.Sleep(time.Duration(r.IntN(20)) * time.Millisecond)
@@ -181,7 +229,7 @@ func raceClients(publishing context.Context, sys *cuda.System, dir string, r *ra
 	return nil
 }
 
-func raceFollower(publishing context.Context, k *publish.Client, d *cuda.Device, r *rand.Rand) error {
+func (how *racing) follower(publishing context.Context, k *publish.Client, d *cuda.Device, r *rand.Rand) error {
 	ctx, cancel := context.WithTimeout(publishing, time.Duration(r.IntN(500))*time.Millisecond)
 	defer cancel()
 	if r.IntN(3) == 0 {
@@ -209,6 +257,7 @@ func raceFollower(publishing context.Context, k *publish.Client, d *cuda.Device,
 			if err := odd("CopyTo", err); err != nil {
 				return err
 			}
+			how.read(f, s)
 		}
 	}
 	var closing sync.WaitGroup
