@@ -60,11 +60,11 @@ func TestEverythingBesideEverything(t *testing.T) {
 // one stream, and takes nothing back. If nothing orders a follower's work behind the
 // publisher's, an end released it, and the follower's Err says so once that work is done.
 func TestWhatAFollowerReadsIsCompleteOrUnfinished(t *testing.T) {
-	r := &racing{ordered: true, unfinished: map[uintptr]bool{}}
-	m, err := everything(t, r)
+	how := &racing{ordered: true, unfinished: map[uintptr]bool{}}
+	m, err := everything(t, how)
 	races := m.Races()
 	for _, race := range races {
-		require.True(t, r.unfinished[race.First.Stream] || r.unfinished[race.Second.Stream], "%v", race)
+		require.True(t, how.unfinished[race.First.Stream] || how.unfinished[race.Second.Stream], "%v", race)
 	}
 	if len(races) == 0 { // or the error lists them
 		require.NoError(t, err)
@@ -80,11 +80,11 @@ type racing struct {
 }
 
 // read notes what a follower says of the work that its stream has done.
-func (r *racing) read(f *publish.Follower[uint64], s *cuda.Stream) {
-	if r.ordered && errors.Is(f.Err(), publish.ErrUnfinished) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		r.unfinished[s.Handle()] = true
+func (how *racing) read(f *publish.Follower[uint64], s *cuda.Stream) {
+	if how.ordered && errors.Is(f.Err(), publish.ErrUnfinished) {
+		how.mu.Lock()
+		defer how.mu.Unlock()
+		how.unfinished[s.Handle()] = true
 	}
 }
 
