@@ -96,6 +96,8 @@ var byCall = map[callResult]explanation{
 		"no memory that the driver knows is at the address"},
 	{driver.CallMemGetHandleForAddressRange, driver.InvalidValue}: {errs.InvalidArgument,
 		"all of the range must be memory of one kind that is mapped, in whole pages of the host"},
+	{driver.CallMemHostRegister, driver.OutOfMemory}: {errs.OutOfMemory,
+		"free host memory, or raise the limits of this process's; System.TrimHost gives back what is pinned and idle"},
 	{driver.CallMemHostAlloc, driver.OutOfMemory}: {errs.OutOfMemory,
 		"pinned memory is taken from the host's, not the device's: close what is not used, or ask for less"},
 	{driver.CallMemcpyHtoDAsync, driver.InvalidValue}: {errs.InvalidArgument, notMemoryHint},

@@ -26,7 +26,7 @@ var withoutRows = map[driver.Call]string{
 	driver.CallGraphInstantiate: codeSays, driver.CallGraphLaunch: codeSays, driver.CallGraphDestroy: codeSays, driver.CallGraphExecDestroy: codeSays,
 	driver.CallEventCreate: codeSays, driver.CallEventRecord: codeSays, driver.CallEventQuery: codeSays, driver.CallEventSynchronize: codeSays, driver.CallEventDestroy: codeSays,
 	driver.CallMemFree: codeSays, driver.CallMemAllocAsync: codeSays, driver.CallMemFreeAsync: codeSays, driver.CallMemGetInfo: codeSays, driver.CallMemFreeHost: codeSays,
-	driver.CallMemHostRegister: codeSays, driver.CallMemHostUnregister: codeSays, driver.CallMemHostGetDevicePointer: codeSays,
+	driver.CallMemHostUnregister: codeSays, driver.CallMemHostGetDevicePointer: codeSays,
 	driver.CallMemAddressFree: codeSays, driver.CallMemRelease: codeSays, driver.CallMemUnmap: codeSays, driver.CallMemGetAccess: codeSays,
 	driver.CallMemGetAllocationPropertiesFromHandle: codeSays,
 	driver.CallModuleUnload:                         codeSays, driver.CallFuncGetAttribute: codeSays,

@@ -286,8 +286,8 @@ type BufferStats struct {
 	// Clipped bytes of memory are out of use but not yet freed: they wait for the
 	// GPU after ClipAfter, or for the next Clip or Close after freeing them failed.
 	Clipped int
-	// Suspended bytes of the committed memory are away: a Suspension gave them back to the
-	// driver, and Resume brings them back.
+	// Suspended bytes of the committed memory are not mapped here until Resume. A buffer that
+	// shares them may have them back already: System.Stats counts what is not there.
 	Suspended int
 	// Grown is how often memory was added.
 	Grown int

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"runtime"
+	"runtime/debug"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -59,7 +60,10 @@ type Source interface {
 	// Fill writes n bytes at an address, which are a part of m, as work on the stream, or
 	// returns when it has written them. Resume calls it for each run of memory that comes
 	// back, up to the bytes in use, and then waits for the stream. Operations of m itself
-	// still return ErrSuspended: Fill uses the address.
+	// still return ErrSuspended: Fill uses the address, which raw work of other goroutines can
+	// use as well while Fill runs. m is the object as it was named. Memory that several share is
+	// filled once, through the first of them that is resumed. Fill must not resume, suspend or
+	// close m. A panic of it is an error of Resume.
 	Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error
 }
 
@@ -110,6 +114,9 @@ type Suspension struct {
 // memory of another process (ErrNotSupported).
 func Suspend(ctx context.Context, o SuspendOptions, m ...Memory) (*Suspension, error) {
 	const op = "vmm.Suspend"
+	if ctx == nil {
+		return nil, errNilContext(op)
+	}
 	members, err := membersOf(op, m)
 	if err != nil {
 		return nil, err
@@ -158,6 +165,10 @@ func made(s *suspend.Suspension) *Suspension {
 	return p
 }
 
+func errNilContext(op string) error {
+	return errs.Invalid(op, "a nil context", "pass one, such as context.Background()")
+}
+
 // membersOf checks what the caller named.
 func membersOf(op string, all []Memory) ([]suspend.Member, error) {
 	if len(all) == 0 {
@@ -186,6 +197,9 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	if o.Keep > Drop {
 		return suspend.Options{}, errs.Invalid(op, o.Keep.String(), "use KeepHost or Drop")
 	}
+	if s, ok := o.Source.(readerSource); ok && s.r == nil {
+		return suspend.Options{}, errs.Invalid(op, "SourceAt of a nil reader", "pass a reader, or nil for Source")
+	}
 	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Lack: lackOf}
 	if o.Source == nil {
 		return in, nil
@@ -199,7 +213,7 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 		if err != nil {
 			return err
 		}
-		err = o.Source.Fill(ctx, s, public[m.Berth()], cuda.Ptr(at), int(n))
+		err = fill(ctx, o.Source, s, public[m.Berth()], cuda.Ptr(at), int(n))
 		if waited := s.Synchronize(); err == nil {
 			err = waited
 		}
@@ -208,8 +222,18 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	return in, nil
 }
 
-func lackOf(op string, m suspend.Member, h *phys.Handle, all, made uint64, r driver.Result, short error) error {
-	return createError(op, "", m.Device(), int(h.Size), all, made, h.Asked, r, short)
+// fill has the source write, and returns a panic of it as an error: the memory sleeps on.
+func fill(ctx context.Context, from Source, s *cuda.Stream, m Memory, at cuda.Ptr, n int) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("Source.Fill panicked: %v\n%s", p, debug.Stack())
+		}
+	}()
+	return from.Fill(ctx, s, m, at, n)
+}
+
+func lackOf(op string, m suspend.Member, h *phys.Handle, all uint64, r driver.Result, short error) error {
+	return createError(op, "", m.Device(), int(h.Size), all, all-h.Size, h.Asked, r, short)
 }
 
 // inner returns the inner state, or an error for a Suspension that no function made.
@@ -227,6 +251,9 @@ func (s *Suspension) inner(op string) (*suspend.Suspension, error) {
 // ErrInvalidArgument. Resume waits for a SuspendAfter that has not ended.
 func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 	const op = "vmm.Suspension.Resume"
+	if ctx == nil {
+		return errNilContext(op)
+	}
 	in, err := s.inner(op)
 	if err != nil {
 		return err

@@ -71,8 +71,12 @@ func TestSuspendGivesMemoryBackAndResumeBringsItBack(t *testing.T) {
 	require.NoError(t, s.Resume(w.ctx()), "idempotent")
 	preview, err = vmm.Preview(vmm.SuspendOptions{}, b)
 	require.NoError(t, err)
-	require.Positive(t, preview.Out)
+	require.Zero(t, preview.Out, "the first time pinned as well")
 	require.Positive(t, preview.In)
+	require.NoError(t, w.suspend(b).Resume(w.ctx()))
+	preview, err = vmm.Preview(vmm.SuspendOptions{}, b)
+	require.NoError(t, err)
+	require.Positive(t, preview.Out)
 	require.Equal(t, r.Asked, preview.Asked)
 	require.Equal(t, r.Host, preview.Host)
 }
@@ -735,4 +739,99 @@ func TestMemoryPinnedByAnotherMember(t *testing.T) {
 	require.NoError(t, s.Resume(w.ctx()))
 	require.Equal(t, want, w.bytes(b))
 	require.Equal(t, want, w.bytes(next))
+}
+
+// A source that panics is one that failed, and the memory can be resumed again.
+func TestASourceThatPanics(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(1)
+	panics := true
+	s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{Source: sourceFunc(func() {
+		if panics {
+			panic("no file")
+		}
+	})}, b)
+	require.NoError(t, err)
+	require.ErrorContains(t, s.Resume(w.ctx()), "Source.Fill panicked: no file")
+	require.NotZero(t, b.Stats().Suspended)
+	panics = false
+	require.NoError(t, s.Resume(w.ctx()))
+	require.Zero(t, b.Stats().Suspended)
+	require.NoError(t, gputest.Err(b.Append(nil, []byte{1})))
+}
+
+type sourceFunc func()
+
+func (f sourceFunc) Fill(context.Context, *cuda.Stream, vmm.Memory, cuda.Ptr, int) error {
+	f()
+	return nil
+}
+
+func TestWhatSuspendRefusesAtOnce(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(1)
+	var none context.Context
+	_, err := vmm.Suspend(none, vmm.SuspendOptions{}, b)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	_, err = vmm.Suspend(w.ctx(), vmm.SuspendOptions{Source: vmm.SourceAt(nil)}, b)
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	s := w.suspend(b)
+	require.ErrorIs(t, s.Resume(none), cuda.ErrInvalidArgument)
+	require.NoError(t, s.Resume(w.ctx()))
+	hold, err := share.Of(b).Hold("test", "publication", 1)
+	require.NoError(t, err)
+	defer hold.Release()
+	_, err = vmm.Preview(vmm.SuspendOptions{}, b)
+	require.ErrorIs(t, err, cuda.ErrInUse, "as Suspend")
+}
+
+// The end of the context ends the wait for the GPU, and all is as before.
+func TestSuspendWaitsWithinItsContext(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(1)
+	want := w.bytes(b)
+	release := w.m.Hold(w.s.Handle())
+	require.NoError(t, w.s.Memset(b.Ptr(), want[0], 1)) // which is not done
+	ctx, cancel := context.WithTimeout(w.ctx(), 20*time.Millisecond)
+	defer cancel()
+	_, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, b)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorContains(t, err, "waiting for work of the GPU")
+	require.NoError(t, gputest.Err(b.Slice(0, 1)))
+	release()
+	require.Equal(t, want, w.bytes(b))
+	require.NoError(t, w.suspend(b).Resume(w.ctx()))
+}
+
+// A budget asks its owners before it refuses a Resume.
+func TestResumeAsksTheOwnersOfItsBudget(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	room := cuda.NewBudget(3*kib64, cuda.BudgetOptions{Name: "room"})
+	buffer := func() *vmm.Buffer {
+		b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Budget: room})
+		require.NoError(t, err)
+		return b
+	}
+	b := buffer()
+	defer func() { require.NoError(t, b.Close()) }()
+	require.NoError(t, b.Grow(3*kib64))
+	s := w.suspend(b)
+	other := buffer()
+	require.NoError(t, other.Grow(2*kib64))
+	require.ErrorIs(t, s.Resume(context.Background()), cuda.ErrBudget)
+	asked := 0
+	remove, err := room.OnPressure(0, func(need int) int {
+		asked++
+		require.GreaterOrEqual(t, need, 2*kib64)
+		require.NoError(t, other.Close())
+		return 2 * kib64
+	})
+	require.NoError(t, err)
+	defer remove()
+	require.NoError(t, s.Resume(context.Background()))
+	require.Equal(t, 1, asked)
 }

@@ -37,6 +37,9 @@ func (e *Engine) Reserve(ctx context.Context, bytes uint64, ahead bool, o Option
 	if bytes == 0 || bytes > 1<<50 {
 		return nil, errs.Invalid(o.Op, errs.Bytes(bytes)+" of host memory", "reserve from one byte up to 1 PiB")
 	}
+	if err := ended(ctx, o.Op); err != nil {
+		return nil, err
+	}
 	losses := e.sys().Losses()
 	slabs, err := e.store.get(o.Op, e.node(), slabsOf(bytes))
 	if err != nil {

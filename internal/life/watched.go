@@ -105,6 +105,9 @@ func (o *Object) Lost() {
 		return
 	}
 	l.lost.Add(1)
-	l.log.Warn("cuvmm: an object was lost without Close; it stays mapped",
-		"object", text, "hint", "call Close or CloseAfter on it; leak tracing shows where it was made")
+	hint := "call Close or CloseAfter on it; leak tracing shows where it was made"
+	if o.Kind() == KindSuspension {
+		hint = "keep it to resume its memory, which can only be closed now"
+	}
+	l.log.Warn("cuvmm: an object was lost without Close; it stays as it is", "object", text, "hint", hint)
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -23,7 +24,41 @@ const (
 // Resume wakes members; none stands for all that sleep. It waits for an OutAfter that runs, and
 // while there is not enough memory, until the context ends. After an error all of them sleep
 // on, and what is kept of them is kept. Members that are awake stay so.
+//
+// If a budget refuses, its owners are asked, without the members' locks: they may need those.
 func (s *Suspension) Resume(ctx context.Context, op string, members []Member) error {
+	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
+		err := s.resume(ctx, op, members)
+		var short *budget.Shortage
+		if !errors.As(err, &short) {
+			return err
+		}
+		if s.sys.MakeRoom(short) {
+			continue
+		}
+		if ctx.Done() == nil {
+			return err
+		}
+		if err := pauseFor(ctx, wait, err); err != nil {
+			return err
+		}
+	}
+}
+
+// pauseFor waits before the next try of what failed for want of memory.
+func pauseFor(ctx context.Context, wait time.Duration, lack error) error {
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return fmt.Errorf("%w (waiting for memory: %w)", lack, context.Cause(ctx))
+	case <-timer.C:
+		return nil
+	}
+}
+
+// resume tries it once with the budgets as they are.
+func (s *Suspension) resume(ctx context.Context, op string, members []Member) error {
 	for _, m := range members {
 		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Berth() == m.Berth() }) {
 			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
@@ -174,12 +209,8 @@ func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost
 		if err == nil || r != driver.OutOfMemory || ctx.Done() == nil {
 			return err
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return fmt.Errorf("%w (waiting for memory: %w)", err, context.Cause(ctx))
-		case <-timer.C:
+		if err := pauseFor(ctx, wait, err); err != nil {
+			return err
 		}
 		for _, p := range places {
 			if p.m.Closed() {
@@ -190,7 +221,7 @@ func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost
 }
 
 func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {
-	var all, made uint64
+	var all uint64
 	for _, c := range lost {
 		all += c.size
 	}
@@ -198,14 +229,9 @@ func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {
 		if c.h.Taken() {
 			c.h.Return() // the driver had refused to take it
 		} else if r, short := c.h.Renew(); short != nil || r != driver.Success {
-			err := s.o.Lack(op, c.first.m, c.h, all, made, r, short)
-			s.dropAll(op, lost[:i])
-			if short != nil { // which other memory of its budget may end
-				r = driver.OutOfMemory
-			}
-			return r, err
+			s.dropAll(op, lost[:i]) // before the error says who has the memory
+			return r, s.o.Lack(op, c.first.m, c.h, all, r, short)
 		}
-		made += c.size
 	}
 	return driver.Success, nil
 }

@@ -33,7 +33,13 @@ func (s *Suspension) save(ctx context.Context, op string, chunks []*chunk, wait 
 	if err := wait(); err != nil {
 		return err
 	}
-	return s.move(ctx, chunks, &s.sys.Rates.Out, func(k *kept, part []bulk.Segment, off uint64) error {
+	rate := &s.sys.Rates.Out
+	for _, c := range chunks {
+		if c.kept != nil && c.kept.backing.Pinned() < c.kept.bytes {
+			rate = new(core.Rate) // pinning takes longer than the copies, and the next time there is none
+		}
+	}
+	return s.move(ctx, chunks, rate, func(k *kept, part []bulk.Segment, off uint64) error {
 		return k.backing.Out(ctx, part, off, bulk.Options{Op: op})
 	})
 }

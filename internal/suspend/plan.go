@@ -247,6 +247,9 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 		if s := m.Berth().Sleep(); s != nil {
 			return Report{}, s.Error(op)
 		}
+		if err := m.Begin(op, func() {}); err != nil { // it changes nothing
+			return Report{}, err
+		}
 		places = append(places, &place{m: m})
 	}
 	p := newPlan(places)

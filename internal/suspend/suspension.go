@@ -22,8 +22,8 @@ type Options struct {
 	// back, and returns when they are there.
 	Fill func(ctx context.Context, m Member, at driver.Ptr, n uint64) error
 	// Lack makes the error of a creation that the driver refused, or a budget (short): of
-	// the handle's bytes, one of the chunks of all bytes, of which made are there.
-	Lack func(op string, m Member, h *phys.Handle, all, made uint64, r driver.Result, short error) error
+	// the handle's bytes, one of the chunks of all bytes.
+	Lack func(op string, m Member, h *phys.Handle, all uint64, r driver.Result, short error) error
 }
 
 // Suspension is the memory of some members that sleep, and what is kept of it. It is an owner
