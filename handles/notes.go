@@ -48,6 +48,11 @@ package handles
 //
 // # Sending memory once
 //
+// Transfers and publications share exports, imports and the budget (internal/exchange), but not
+// their messages: a transfer is one call on each side, which must know the outcome, on a
+// connection with the program's messages, and a publication has no outcome, but views that
+// followers may skip. One protocol for both would keep all states of both, and take no lines away.
+//
 // A transfer (the diagram is in transfers.go) has an offer, chunks in messages of at most
 // 64 descriptors of which four are in flight, and an end that both sides know: mapped,
 // then confirmed; or declined, or withdrawn, with the reason. A sender that fails before its

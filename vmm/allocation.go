@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -155,9 +156,8 @@ func createError(op, object string, d *cuda.Device, size int, all, made uint64, 
 			f.Hint = core.SystemOf(d).Withheld(uint64(size), free)
 			lack = core.Lack{Bytes: all - made, Free: uint64(free), Total: uint64(total)}
 		}
-		if hint := core.SystemOf(d).Missing(core.DeviceOf(prop.Location), lack); hint != "" {
-			f.Hint = hint
-		}
+		// If the device has the memory, nothing that it lacks explains the error.
+		f.Hint = cmp.Or(f.Hint, core.SystemOf(d).Missing(core.DeviceOf(prop.Location), lack))
 	}
 	return errs.New(f)
 }

@@ -68,6 +68,29 @@ func TestAClientThatReadsNothingLeavesDescriptorsOnTheirWayToOthers(t *testing.T
 	}
 }
 
+// What a client has not read counts no longer when it has gone.
+func TestAClientThatGoesTakesItsDescriptorsOffTheCount(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	v.announce(19 << 19)
+	const pid = 70_001
+	deaf, over := v.as(pid, uint32(os.Geteuid()))
+	inFlight := func() bool {
+		v.server.flights.mu.Lock()
+		defer v.server.flights.mu.Unlock()
+		for f := range v.server.flights.all {
+			if f.ss.process().PID == pid {
+				return true
+			}
+		}
+		return false
+	}
+	require.NoError(t, deaf.Send(peertest.Context(t), pack(&follow{number: 1, access: WriteAccess, name: "numbers"})))
+	require.Eventually(t, inFlight, peertest.Guard, time.Millisecond)
+	require.NoError(t, deaf.Close())
+	require.NoError(t, <-over)
+	require.False(t, inFlight())
+}
+
 // Clients that read nothing are cut off if others wait for what they hold, and
 // not before.
 func TestWhoReadsNothingIsCutOffWhereOthersWait(t *testing.T) {

@@ -50,6 +50,15 @@ func TestStaleFollowersGiveTheirMemoryBack(t *testing.T) {
 			defer func() { require.NoError(t, p.Close()) }()
 			_, err = p.Alloc(pool.Request{Stream: s, Bytes: v.dev.TotalMemory() - 1<<20})
 			require.ErrorContains(t, err, says)
+			// If the device has the memory, no follower is to blame.
+			heal := v.machine.Inject(sim.Fault{Call: "cuMemCreate", Result: cuda.Code(driver.OutOfMemory), Times: 1 << 20})
+			_, created := vmm.Create(v.dev, 2<<20, vmm.Properties{})
+			_, err = p.Alloc(pool.Request{Stream: s, Bytes: 2 << 20})
+			heal()
+			for _, err := range []error{created, err} {
+				require.ErrorContains(t, err, "the software driver has that much")
+				require.NotContains(t, err.Error(), "followers")
+			}
 
 			release := v.machine.Hold(s.Handle())
 			require.NoError(t, s.Memset(f.Array().Ptr(), 0, 4))
