@@ -179,7 +179,7 @@ func (s *Stream) Device() *Device { return s.dev }
 // stream meanwhile survives.
 func (s *Stream) Synchronize() error {
 	const op = "cuda.Stream.Synchronize"
-	at, err := s.look(op)
+	at, err := s.useWithoutWork(op)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (s *Stream) Synchronize() error {
 // Done reports whether all work submitted so far is done. It does not wait.
 func (s *Stream) Done() (bool, error) {
 	const op = "cuda.Stream.Done"
-	at, err := s.look(op)
+	at, err := s.useWithoutWork(op)
 	if err != nil {
 		return false, err
 	}
@@ -225,7 +225,7 @@ func (s *Stream) Done() (bool, error) {
 // driver.
 func (s *Stream) Capturing() (bool, error) {
 	const op = "cuda.Stream.Capturing"
-	if _, err := s.look(op); err != nil {
+	if _, err := s.useWithoutWork(op); err != nil {
 		return false, err
 	}
 	defer s.in.Release()
@@ -344,14 +344,14 @@ func (s *Stream) inner(op string) (*Stream, error) {
 	return s, nil
 }
 
-// look holds the stream for an operation that puts no work on it, and returns the
+// useWithoutWork holds the stream for an operation that puts no work on it, and returns the
 // moment before; the caller calls in.Release.
-func (s *Stream) look(op string) (at life.Moment, err error) {
+func (s *Stream) useWithoutWork(op string) (at life.Moment, err error) {
 	if _, err := s.inner(op); err != nil {
 		return at, err
 	}
 	at = s.in.Now()
-	return at, s.in.Look(op, s.sys())
+	return at, s.in.UseWithoutWork(op, s.sys())
 }
 
 // use holds the stream for an operation that may put work on it; the caller calls
@@ -362,7 +362,7 @@ func (s *Stream) use(op string) error {
 		return err
 	}
 	if s.in.IsLegacy() {
-		if _, err := s.look(op); err != nil {
+		if _, err := s.useWithoutWork(op); err != nil {
 			return err
 		}
 		err := s.notCapturing(op)

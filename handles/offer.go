@@ -248,7 +248,7 @@ func importOffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want D
 	if declared.Handle == vmm.Fabric {
 		err = i.TakeFabric(offer.Handles)
 	} else {
-		err = i.Take(offer.Files)
+		err = i.Receive(offer.Files)
 		if errors.Is(err, cuda.ErrClosed) {
 			err = errs.Peer(op, cuda.ErrClosed, "a file of the offer, which its lease closes at its end",
 				"import before the lease is closed, confirmed by all receivers, or past its deadline (LeaseOptions.Timeout)")

@@ -188,7 +188,7 @@ func (c conn) takeAll(ctx context.Context, op string, t *transfer, i *importing,
 		case kind == wire.Fabric:
 			err = i.TakeFabric(part.fabric)
 		default:
-			err = i.Take(part.fds)
+			err = i.Receive(part.fds)
 		}
 		// Imported or refused, the driver needs the descriptors no longer.
 		if c.spend(t, part.fds); err != nil {

@@ -235,11 +235,11 @@ func TestHostileOffers(t *testing.T) {
 		}, ErrNotMemory, "chunk 0"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			patience := peertest.Guard
+			timeout := peertest.Guard
 			if errors.Is(c.want, peer.ErrTimeout) {
-				patience = 150 * time.Millisecond
+				timeout = 150 * time.Millisecond
 			}
-			h := newHostile(t, patience)
+			h := newHostile(t, timeout)
 			b := inside(t, h.near)
 			off := b.transfers
 			off.mu.Lock()
@@ -364,8 +364,8 @@ func TestTransfersThatNoSenderMakes(t *testing.T) {
 }
 
 // hears runs a sender against an importer whose replies the test chooses.
-func hears(t *testing.T, patience time.Duration, reply func(h *hostile)) error {
-	h := newHostile(t, patience)
+func hears(t *testing.T, timeout time.Duration, reply func(h *hostile)) error {
+	h := newHostile(t, timeout)
 	var group errgroup.Group
 	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", &h.honest, h.chunks) })
 	require.NoError(t, link.Of(h.far).Await(t.Context(), "test", inside(t, h.far).waiting))
@@ -432,7 +432,7 @@ func TestAWarningOfAReplyThatNeverComes(t *testing.T) {
 // Exports stay within their share of the limit of open files, which the error names.
 func TestExportsStayWithinTheirShare(t *testing.T) {
 	h := newHostile(t, 50*time.Millisecond)
-	limit, err := exchange.Exports.Take(t.Context(), "test", 1, 1<<30)
+	limit, err := exchange.Exports.Acquire(t.Context(), "test", 1, 1<<30)
 	require.NoError(t, err)
 	defer func() { require.Zero(t, exchange.Exports.Used()) }()
 	var exports exchange.Set

@@ -103,7 +103,7 @@ func TestFormsWithStreamsWaitForNoGoroutine(t *testing.T) {
 			select {
 			case err := <-returned:
 				require.NoError(t, err)
-			case <-time.After(patience):
+			case <-time.After(testTimeout):
 				t.Fatal("held up")
 			}
 			select {
@@ -447,7 +447,7 @@ func TestTheFormsWithStreamsMindCopiesThatTheyEnd(t *testing.T) {
 					select {
 					case err := <-copied:
 						require.Error(t, err)
-					case <-time.After(patience):
+					case <-time.After(testTimeout):
 						require.Fail(t, "the copy was to be refused first")
 					}
 					// Another call comes and goes meanwhile.

@@ -191,7 +191,7 @@ func (b *buffer) stream(op string, s *cuda.Stream) (*cuda.Stream, error) {
 		s = t
 	}
 	in := core.StreamOf(s)
-	if err := in.Look(op, b.res.System()); err != nil {
+	if err := in.UseWithoutWork(op, b.res.System()); err != nil {
 		return nil, err
 	}
 	in.Release()

@@ -93,7 +93,7 @@ func TestAChangeInACaptureDoesNotWaitForTheCapture(t *testing.T) {
 				select {
 				case err := <-returned:
 					require.NoError(t, err)
-				case <-time.After(patience):
+				case <-time.After(testTimeout):
 					t.Fatal("it waits for the capture that it is called in")
 				}
 				require.NoError(t, b.Close())

@@ -215,14 +215,14 @@ func TestAHookMayCloseABuffer(t *testing.T) {
 	require.NoError(t, g.CloseAfter(s))
 	require.NoError(t, b.ClipAfter(s))
 	m.Release(s.Handle())
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
 	drained := make(chan error, 1)
 	go func() { drained <- sys.Drain(ctx) }()
 	select {
 	case err := <-drained:
 		require.NoError(t, err)
-	case <-time.After(2 * patience):
+	case <-time.After(2 * testTimeout):
 		t.Fatal("Drain hangs beyond its context")
 	}
 }
@@ -242,7 +242,7 @@ func TestCloseAfterNeverBlocks(t *testing.T) {
 	go func() { done <- b.CloseAfter(other) }()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Error("CloseAfter waits for the GPU, behind a Close")
 	}
 	m.Release(s.Handle())

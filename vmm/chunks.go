@@ -77,9 +77,9 @@ func (b *buffer) mappedLocked() uint64 {
 	return b.committed.Load()
 }
 
-// full returns how many chunks hold bytes in use. When it returns, every earlier copy
+// chunksInUse returns how many chunks hold bytes in use. When it returns, every earlier copy
 // to or from the other chunks has been submitted to its stream, so it can be fenced.
-func (b *buffer) full() int {
+func (b *buffer) chunksInUse() int {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	keep := len(b.chunks)

@@ -259,7 +259,7 @@ func waitsFor(t *testing.T, w *world, s *cuda.Stream, c closer) {
 	select {
 	case err := <-closing:
 		require.NoError(t, err)
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("Close hangs")
 	}
 	require.NoError(t, s.Synchronize(), "the work found its memory")

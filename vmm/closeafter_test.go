@@ -110,7 +110,7 @@ func TestDrainOfAFailureAfterItsTime(t *testing.T) {
 	b := w.buffer(1)
 	w.m.Inject(sim.Fault{Call: "cuMemUnmap", Result: code})
 	require.NoError(t, b.CloseAfter(w.s))
-	require.Eventually(t, func() bool { return w.sys.Stats().Pending == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return w.sys.Stats().Pending == 0 }, testTimeout, time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	err := w.sys.Drain(ctx)

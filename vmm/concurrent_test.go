@@ -23,7 +23,7 @@ func within(t *testing.T, f func()) {
 	go func() { defer close(done); f() }()
 	select {
 	case <-done:
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		stacks := make([]byte, 1<<20)
 		t.Fatalf("deadlock:\n%s", stacks[:runtime.Stack(stacks, true)])
 	}

@@ -25,8 +25,8 @@ import (
 // byte by byte, so they are small.
 const kib64 = 64 << 10
 
-// patience bounds what must not hang.
-const patience = time.Minute
+// testTimeout bounds what must not hang.
+const testTimeout = time.Minute
 
 // world is a machine of two devices with what a scenario made on it.
 type world struct {
@@ -111,7 +111,7 @@ func (w *world) mappings(n int, access ...vmm.Access) {
 }
 
 func (w *world) drain() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	return w.sys.Drain(ctx)
 }
@@ -796,7 +796,7 @@ func (w *world) lose() {
 	require.NoError(w.t, w.s.Memset(w.maps[0].Ptr(), 1, 100))
 	mapped := w.sys.Stats().Mappings
 	require.NoError(w.t, w.maps[0].CloseAfter(other))
-	for until := time.Now().Add(patience); w.sys.Stats().Mappings == mapped; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(testTimeout); w.sys.Stats().Mappings == mapped; time.Sleep(time.Millisecond) {
 		require.True(w.t, time.Now().Before(until))
 	}
 	w.m.Release(w.s.Handle())
@@ -833,7 +833,7 @@ func TestALostDeviceWaitsForNothingAndCloses(t *testing.T) {
 			require.ErrorIs(t, err, cuda.ErrDeviceLost)
 			require.NoError(t, b.Close(), "closing drops the state")
 		}
-	case <-time.After(patience):
+	case <-time.After(testTimeout):
 		t.Fatal("Close waits for a device that is gone")
 	}
 

@@ -166,7 +166,7 @@ func (b *buffer) commitLocked(op string, n uint64) (before int, err error) {
 		b.addLocked(maps)
 	}
 	b.grown.Add(1)
-	b.Resize(b.committed.Load())
+	b.SetBytes(b.committed.Load())
 	return before, nil
 }
 

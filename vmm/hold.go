@@ -146,7 +146,7 @@ func (c *shrinking) Shrink(n uint64, streams []*cuda.Stream) (gone share.View, e
 	if err := c.h.less(op, n); err != nil {
 		return gone, err
 	}
-	b.full() // waits until they are submitted
+	b.chunksInUse() // waits until they are submitted
 	var f *core.Fence
 	if keep < len(b.chunks) {
 		if f, err = b.leaving(op, b.chunks[keep].Off, streams); err != nil {

@@ -26,7 +26,7 @@ func TestAHookRunsUnderAnotherGrow(t *testing.T) {
 		go func() { done <- gputest.Err(b.AppendUndefined(2 * mib)); _ = b.Resize(nil, 100) }()
 		select {
 		case <-done:
-		case <-time.After(patience):
+		case <-time.After(testTimeout):
 			t.Fatal("deadlock: Grow runs the hook, which waits for Grow")
 		}
 	}

@@ -145,7 +145,7 @@ func (b *buffer) attachLocked(op string, chunks []*phys.Handle) error {
 	defer b.mu.Unlock()
 	b.addLocked(maps)
 	b.grown.Add(1)
-	b.Resize(b.committed.Load())
+	b.SetBytes(b.committed.Load())
 	return nil
 }
 

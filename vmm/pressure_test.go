@@ -163,7 +163,7 @@ func TestAnAppendWaitsForManyClosedBuffers(t *testing.T) {
 		require.NoError(t, s.Memset(b.Ptr(), 1, 100))
 		require.NoError(t, b.CloseAfter(s))
 	}
-	time.AfterFunc(100*time.Millisecond, release) // longer than the patience for teardowns in progress
+	time.AfterFunc(100*time.Millisecond, release) // longer than an allocation waits for teardowns in progress
 	for _, b := range fill() {
 		require.NoError(t, b.Close())
 	}

@@ -44,7 +44,7 @@ func (b *buffer) enterClip(op string) (keep int, err error) {
 	if err := b.enter(op, clipping); err != nil {
 		return 0, err
 	}
-	if keep = b.full(); keep < len(b.chunks) {
+	if keep = b.chunksInUse(); keep < len(b.chunks) {
 		err = b.res.Views.None(op, b.chunks[keep].Off, vrange.End)
 	}
 	if err != nil {
@@ -83,7 +83,7 @@ func (b *buffer) clipAfter(op string, streams []*cuda.Stream) error {
 	}
 	defer b.copies.unwatch()
 	defer b.changes.Unlock()
-	keep := b.full()
+	keep := b.chunksInUse()
 	if keep < len(b.chunks) {
 		if err := b.mayClip(op, b.chunks[keep].Off); err != nil {
 			return err
@@ -117,7 +117,7 @@ func (b *buffer) clipQueued(op string, fence func() (*core.Fence, error)) error 
 	}
 	b.runOrQueue(func() {
 		defer b.copies.unwatch()
-		keep := b.full()
+		keep := b.chunksInUse()
 		if keep == len(b.chunks) || b.allow(op, catchingUp) != nil || b.holds.check(op, b.chunks[keep].Off) != nil {
 			f.Release() // nothing is left to clip, or a publication holds it by now
 			return
@@ -259,7 +259,7 @@ func (b *buffer) uncommitLocked(op string, keep int) error {
 	b.chunks = b.chunks[:keep]
 	if len(gone) > 0 {
 		b.committed.Store(gone[0].Off)
-		b.Resize(gone[0].Off)
+		b.SetBytes(gone[0].Off)
 	}
 	b.mu.Unlock()
 	err := b.unmap(op, gone)
@@ -274,7 +274,7 @@ func (b *buffer) moveToTailLocked(keep int) {
 	clear(b.chunks[keep:])
 	b.chunks = b.chunks[:keep]
 	b.committed.Store(b.tail[0].Off)
-	b.Resize(b.tail[0].Off)
+	b.SetBytes(b.tail[0].Off)
 }
 
 // trimLocked frees the end of the tail that the GPU has passed. It frees a chunk only

@@ -217,7 +217,7 @@ func (c *Conn) packet(ctx context.Context, op string, owed bool) (*Message, erro
 		_ = CloseAll(fds)
 		return nil, c.ended(op)
 	}
-	m, err := c.in.take(c.buf[:n], fds, lost)
+	m, err := c.in.receive(c.buf[:n], fds, lost)
 	if err != nil {
 		return nil, c.fail(err)
 	}
@@ -262,9 +262,9 @@ func (c *Conn) Send(ctx context.Context, m Message) error {
 	return c.transmit(ctx, op, m, 0)
 }
 
-// transmit sends a message of any kind. With patience it returns ErrTimeout if it could
+// transmit sends a message of any kind. With a timeout it returns ErrTimeout if it could
 // send nothing in that time, and the connection goes on.
-func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time.Duration) error {
+func (c *Conn) transmit(ctx context.Context, op string, m Message, timeout time.Duration) error {
 	switch {
 	case len(m.Body) > MaxBody:
 		return errs.Peer(op, ErrTooLarge, fmt.Sprintf("%d bytes, where %d is the most", len(m.Body), MaxBody), "send several messages")
@@ -289,14 +289,14 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time
 	if err := c.greet(ctx, op); err != nil {
 		return err
 	}
-	if patience > 0 {
-		if !c.sending.Within(patience) {
+	if timeout > 0 {
+		if !c.sending.Within(timeout) {
 			return errs.Peer(op, ErrTimeout, "another message is being sent", "try again")
 		}
 	} else if !c.sending.Take(ctx, c.over) {
 		return c.notTaken(ctx, op)
 	}
-	begun, err := c.send(ctx, op, &m, numbers, patience)
+	begun, err := c.send(ctx, op, &m, numbers, timeout)
 	c.sending.Give()
 	if err != nil && begun && !errors.Is(err, ErrGone) {
 		return c.fail(err)
@@ -307,10 +307,10 @@ func (c *Conn) transmit(ctx context.Context, op string, m Message, patience time
 
 // send cuts the message into packets. begun reports whether at least part of it was sent.
 // The caller has the slot.
-func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, patience time.Duration) (begun bool, err error) {
+func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, timeout time.Duration) (begun bool, err error) {
 	limit := time.Now().Add(c.limits.Timeout)
-	if patience > 0 {
-		limit = time.Now().Add(patience)
+	if timeout > 0 {
+		limit = time.Now().Add(timeout)
 	}
 	bytes, fds, batch := 0, 0, sock.MaxFDs
 	var backoff wait.Backoff
@@ -342,7 +342,7 @@ func (c *Conn) send(ctx context.Context, op string, m *Message, numbers []int, p
 		default:
 			return begun, errs.SystemCall(op, fmt.Sprintf("a packet of %d bytes and %s", len(p), errs.Count(with, "file descriptor")), err)
 		}
-		if patience > 0 && !begun {
+		if timeout > 0 && !begun {
 			limit = time.Now().Add(c.limits.Timeout) // a message that has begun must be finished
 		}
 		c.out.sequence++

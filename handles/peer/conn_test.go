@@ -109,7 +109,7 @@ func echo(conn *peer.Conn) error {
 	}
 }
 
-// quick has a short patience.
+// quick has a short timeout.
 var quick = peer.Options{Timeout: 200 * time.Millisecond}
 
 // rawPair is an end of this package, and the other end as a bare socket.

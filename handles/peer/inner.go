@@ -16,8 +16,8 @@ var _ link.Conn[Message] = inner{}
 func (i inner) Send(ctx context.Context, op string, m Message) error {
 	return i.c.transmit(ctx, op, m, 0)
 }
-func (i inner) SendWithin(ctx context.Context, op string, m Message, patience time.Duration) error {
-	return i.c.transmit(ctx, op, m, patience)
+func (i inner) SendWithin(ctx context.Context, op string, m Message, timeout time.Duration) error {
+	return i.c.transmit(ctx, op, m, timeout)
 }
 func (i inner) Warn() { i.c.warn() }
 func (i inner) Await(ctx context.Context, op string, take func() bool) error {

@@ -170,10 +170,10 @@ type inbound struct {
 	lost  bool
 }
 
-// take takes ownership of a packet and its descriptors. It returns a message once that is
+// receive takes ownership of a packet and its descriptors. It returns a message once that is
 // whole, and otherwise nil. After an error everything that came is closed. lost reports
 // that the kernel dropped some of the descriptors, or of the packet.
-func (in *inbound) take(p []byte, fds []*FD, lost bool) (*Message, error) {
+func (in *inbound) receive(p []byte, fds []*FD, lost bool) (*Message, error) {
 	m, err := in.parse(p, fds, lost)
 	if err != nil {
 		_ = CloseAll(fds)

@@ -48,7 +48,7 @@ var helloBody = string(hello()[packetHeader:])
 func greeted(t testing.TB) *inbound {
 	t.Helper()
 	in := &inbound{own: receiver, versions: ownVersions, limits: &link.Limits{MaxFDs: 8}}
-	m, err := in.take(hello(), nil, false)
+	m, err := in.receive(hello(), nil, false)
 	require.NoError(t, err)
 	require.Nil(t, m)
 	require.Equal(t, sender, in.peer)
@@ -65,7 +65,7 @@ func TestMessagesAreCutAndPutTogether(t *testing.T) {
 				require.Nil(t, got)
 				p, body, with := out.packet(m, b, f, 3)
 				var err error
-				got, err = in.take(p, m.FDs[f:f+with], false)
+				got, err = in.receive(p, m.FDs[f:f+with], false)
 				require.NoError(t, err)
 				b, f, out.sequence = b+body, f+with, out.sequence+1
 			}
@@ -126,7 +126,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			open := OpenFDs()
 			in := greeted(t)
-			m, err := in.take(c.packet, someFDs(t, c.fds), c.lost)
+			m, err := in.receive(c.packet, someFDs(t, c.fds), c.lost)
 			require.ErrorIs(t, err, c.want)
 			require.ErrorContains(t, err, c.says)
 			require.ErrorContains(t, err, "; ", "it says what to do")
@@ -148,11 +148,11 @@ func TestPartsThatDoNotFit(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			open := OpenFDs()
 			in := greeted(t)
-			m, err := in.take(rawPacket(first, "ab"), someFDs(t, 1), false)
+			m, err := in.receive(rawPacket(first, "ab"), someFDs(t, 1), false)
 			require.NoError(t, err)
 			require.Nil(t, m)
 			require.Equal(t, open+1, OpenFDs())
-			_, err = in.take(rawPacket(second, "cd"), someFDs(t, int(second.fds)), false)
+			_, err = in.receive(rawPacket(second, "cd"), someFDs(t, int(second.fds)), false)
 			require.ErrorIs(t, err, ErrProtocol)
 			require.Equal(t, open, OpenFDs(), "of both parts")
 		})
@@ -169,7 +169,7 @@ func TestTheFirstPacketIsAGreeting(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			in := &inbound{own: receiver, versions: ownVersions, limits: &link.Limits{}}
-			_, err := in.take(p, nil, false)
+			_, err := in.receive(p, nil, false)
 			require.ErrorIs(t, err, ErrProtocol)
 			require.ErrorContains(t, err, "other than a greeting")
 		})
@@ -189,7 +189,7 @@ func FuzzPacket(f *testing.F) {
 		n = int(uint(n) % 4)
 		open := OpenFDs()
 		in := greeted(t)
-		m, err := in.take(p, someFDs(t, n), lost)
+		m, err := in.receive(p, someFDs(t, n), lost)
 		want := n
 		switch {
 		case err != nil:
@@ -254,7 +254,7 @@ func FuzzSession(f *testing.F) {
 				p = p[:len(p)/2]
 			}
 			wasGreeted, had := in.greeted, len(in.part.FDs)
-			m, err := in.take(p, someFDs(t, fds), wrong == 7)
+			m, err := in.receive(p, someFDs(t, fds), wrong == 7)
 			sequence++
 			held := len(in.part.FDs)
 			switch {
@@ -292,7 +292,7 @@ func TestVersionsAreNegotiated(t *testing.T) {
 		in := &inbound{own: receiver, versions: c.a, limits: &link.Limits{}}
 		body := string(greeting(sender, c.b)[packetHeader:]) + "what is new"
 		p := rawPacket(header{allBytes: uint32(len(body))}, body)
-		_, err := in.take(p, nil, false)
+		_, err := in.receive(p, nil, false)
 		if c.want == 0 {
 			require.ErrorIs(t, err, ErrProtocol)
 			require.ErrorContains(t, err, "speaks versions")
@@ -300,11 +300,11 @@ func TestVersionsAreNegotiated(t *testing.T) {
 		}
 		require.NoError(t, err)
 		h := header{version: c.want, kind: 5, to: receiver, sequence: 1}
-		m, err := in.take(rawPacket(h, ""), nil, false)
+		m, err := in.receive(rawPacket(h, ""), nil, false)
 		require.NoError(t, err)
 		require.NotNil(t, m)
 		h.version, h.sequence = c.want+1, 2
-		_, err = in.take(rawPacket(h, ""), nil, false)
+		_, err = in.receive(rawPacket(h, ""), nil, false)
 		require.ErrorContains(t, err, "was agreed on")
 	}
 	// Two processes that have none in common learn so.

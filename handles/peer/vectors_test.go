@@ -23,7 +23,7 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 	require.Equal(t, v.Packets[0].Packed, hex.EncodeToString(greeting(sender, ownVersions)))
 	in := &inbound{own: receiver, versions: ownVersions, limits: &link.Limits{MaxFDs: 8}}
 	for i, p := range packets[:3] {
-		m, err := in.take(p, someFDs(t, min(i, 1)), false)
+		m, err := in.receive(p, someFDs(t, min(i, 1)), false)
 		require.NoError(t, err)
 		require.Equal(t, i == 2, m != nil)
 		if m != nil {
@@ -32,7 +32,7 @@ func TestPacketsAreThoseOfTheVectors(t *testing.T) {
 			require.NoError(t, m.Close())
 		}
 	}
-	_, err := in.take(packets[3], nil, false)
+	_, err := in.receive(packets[3], nil, false)
 	require.ErrorIs(t, err, ErrRefused)
 	out := &outbound{version: latestVersion, peer: receiver, sequence: 1}
 	p, body, with := out.packet(&Message{Kind: 5, Body: []byte("abcd"), FDs: make([]*FD, 1)}, 0, 0, 1)

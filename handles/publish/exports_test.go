@@ -68,7 +68,7 @@ func TestAFollowerThatWaitsForDescriptorsIsNotDropped(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	require.NoError(t, f.Next(peertest.Context(t)))
-	all, err := exchange.Exports.Take(t.Context(), "test", 1, 1<<30)
+	all, err := exchange.Exports.Acquire(t.Context(), "test", 1, 1<<30)
 	require.NoError(t, err)
 	v.announce(1_000_000) // waits for no descriptors, or for ever
 	time.Sleep(3 * time.Second)

@@ -38,10 +38,10 @@ type flight struct {
 // so many, and one part is reserved for clients that have none.
 const flightShare = 4
 
-// take counts n descriptors as in flight, and waits until they may be. It returns nil
+// acquire counts n descriptors as in flight, and waits until they may be. It returns nil
 // if the context ends first. It cuts off clients that have read nothing for
 // Options.Timeout while another client waits.
-func (l *flights) take(ctx context.Context, ss *session, n int) *flight {
+func (l *flights) acquire(ctx context.Context, ss *session, n int) *flight {
 	var backoff wait.Backoff
 	for {
 		if f := l.try(ss, n); f != nil {

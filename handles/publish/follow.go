@@ -99,7 +99,7 @@ func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, 
 	if err != nil {
 		return nil, f.abandon(err)
 	}
-	k.has(f)
+	k.addFollower(f)
 	f.start()
 	return &Follower[T]{f, a}, nil
 }

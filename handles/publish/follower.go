@@ -183,7 +183,7 @@ func (f *follower) withdrawn() {
 // update carries out an update and acknowledges it.
 func (f *follower) update(a arrival) {
 	defer func() { _ = peer.CloseAll(a.fds) }()
-	if err := f.replica.take(a.update); err != nil {
+	if err := f.replica.apply(a.update); err != nil {
 		_ = f.k.conn.in.Fail(err)
 		return
 	}
@@ -213,7 +213,7 @@ func (f *follower) carryOut(a arrival) error {
 	if err := in.Declare(opFollower, sizesOf(a.chunks)); err != nil {
 		return err
 	}
-	if err := in.Take(a.fds); err != nil {
+	if err := in.Receive(a.fds); err != nil {
 		return in.Discard(err)
 	}
 	if err := in.Attach(f.memory); err != nil {

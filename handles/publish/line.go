@@ -137,7 +137,7 @@ func (k *line) listen() {
 		if m, err = k.conn.Receive(k.ctx); err != nil {
 			break
 		}
-		if err = k.take(m); err != nil {
+		if err = k.receive(m); err != nil {
 			_ = m.Close()
 			err = k.conn.in.Fail(err)
 		}
@@ -162,8 +162,8 @@ func (k *line) listen() {
 	close(k.read)
 }
 
-// take takes ownership of a message unless it fails.
-func (k *line) take(m peer.Message) error {
+// receive takes ownership of a message unless it fails.
+func (k *line) receive(m peer.Message) error {
 	said, err := toClient(m.Kind, m.Body, len(m.FDs))
 	if err != nil {
 		return err

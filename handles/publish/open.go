@@ -100,7 +100,7 @@ func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) 
 		case <-ctx.Done():
 			return nil, errs.PeerWait(ctx, c.op, "nothing was announced yet", "try again")
 		}
-		err := c.replica.take(a.update)
+		err := c.replica.apply(a.update)
 		if err != nil {
 			err = c.k.conn.in.Fail(err)
 		} else {
@@ -132,7 +132,7 @@ func (c *snapshotReader) carryOut(a arrival) error {
 	if err := c.Declare(c.op, sizes); err != nil { // the limits apply to all chunks together
 		return err
 	}
-	return c.Take(a.fds)
+	return c.Receive(a.fds)
 }
 
 // awaitWord waits on the CPU until a generation is complete, or the publisher ends

@@ -83,8 +83,8 @@ func (b *both) hear(t *rapid.T) {
 	}
 	b.withheld = nil
 	b.tryUpdate(t, u)
-	require.NoError(t, b.replica.take(u))
-	require.Error(t, b.replica.take(u), "one at a time")
+	require.NoError(t, b.replica.apply(u))
+	require.Error(t, b.replica.apply(u), "one at a time")
 	less := b.replica.less(u)
 	var failed error
 	if !u.over && rapid.IntRange(0, 9).Draw(t, "refuse") == 0 {
@@ -245,7 +245,7 @@ func FuzzUpdates(f *testing.F) {
 				if err != nil {
 					continue
 				}
-				if tr.take(m.(*update)) == nil {
+				if tr.apply(m.(*update)) == nil {
 					tr.finish(token{}, nil)
 				}
 				require.LessOrEqual(t, tr.bytes, tr.room)

@@ -166,18 +166,18 @@ func TestFollowingHasARate(t *testing.T) {
 	r := rates{perSecond: 10, burst: 3}
 	now, p, q := time.Unix(1000, 0), peer.Credentials{PID: 1}, peer.Credentials{PID: 2}
 	for range 3 {
-		require.Zero(t, r.take(p, now))
+		require.Zero(t, r.acquire(p, now))
 	}
-	require.Equal(t, 100*time.Millisecond, r.take(p, now))
-	require.Equal(t, 200*time.Millisecond, r.take(p, now))
-	require.Zero(t, r.take(q, now))
+	require.Equal(t, 100*time.Millisecond, r.acquire(p, now))
+	require.Equal(t, 200*time.Millisecond, r.acquire(p, now))
+	require.Zero(t, r.acquire(q, now))
 	now = now.Add(time.Second)
-	require.Zero(t, r.take(p, now))
+	require.Zero(t, r.acquire(p, now))
 	for i := range 2 * mostBuckets {
-		r.take(peer.Credentials{PID: 10 + i}, now)
+		r.acquire(peer.Credentials{PID: 10 + i}, now)
 	}
 	require.LessOrEqual(t, len(r.all), 2*mostBuckets+2)
-	r.take(peer.Credentials{PID: 3}, now.Add(time.Minute))
+	r.acquire(peer.Credentials{PID: 3}, now.Add(time.Minute))
 	require.Len(t, r.all, 1, "a process without requests is forgotten")
 
 	v := newVictim(t, ServerOptions{}, peer.Options{}, func(l *limits) { l.followRate = 1 })
@@ -189,7 +189,7 @@ func TestFollowingHasARate(t *testing.T) {
 		m := v.receive(far)
 		require.NoError(t, m.Close())
 	}
-	require.Positive(t, v.server.rates.take(peer.Credentials{PID: 70_001, UID: uint32(os.Geteuid())}, time.Now()))
+	require.Positive(t, v.server.rates.acquire(peer.Credentials{PID: 70_001, UID: uint32(os.Geteuid())}, time.Now()))
 }
 
 // The policy says what is seen, read and written.

@@ -20,8 +20,8 @@ type bucket struct {
 	at     time.Time
 }
 
-// take takes a token, and returns how long the process must wait for it.
-func (r *rates) take(of peer.Credentials, now time.Time) time.Duration {
+// acquire takes a token, and returns how long the process must wait for it.
+func (r *rates) acquire(of peer.Credentials, now time.Time) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	b := r.all[of]

@@ -43,8 +43,8 @@ func (t *replica) less(u *update) bool {
 	return !u.over && (int(u.keep) < len(t.chunks) || len(u.chunks) == 0 && u.length < t.length)
 }
 
-// take checks an update and begins it.
-func (t *replica) take(u *update) error {
+// apply checks an update and begins it.
+func (t *replica) apply(u *update) error {
 	switch {
 	case t.busy != nil:
 		return errs.Violation("update %d before update %d was acknowledged", u.serial, t.serial)

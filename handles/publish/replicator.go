@@ -156,7 +156,7 @@ func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, f
 				limit = limit.Add(time.Since(began))
 			}
 		}
-		err := conn.in.SendWithin(ctx, op, pack(u, fds...), patience)
+		err := conn.in.SendWithin(ctx, op, pack(u, fds...), unreadTimeout)
 		if fds != nil {
 			f.p.exports.Close(fds)
 			fds = nil
@@ -165,7 +165,7 @@ func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, f
 		case err == nil:
 			return true
 		case errors.Is(err, peer.ErrOpenFiles): // nor for a lack of descriptors
-			if limit = (time.Time{}); !wait.Sleep(ctx, patience) {
+			if limit = (time.Time{}); !wait.Sleep(ctx, unreadTimeout) {
 				return false
 			}
 			continue
@@ -181,8 +181,8 @@ func (f *replicator) send(ctx context.Context, u *update, adds []*phys.Handle, f
 	}
 }
 
-// patience is how long descriptors stay open for a follower that does not read.
-const patience = 10 * time.Millisecond
+// unreadTimeout is how long descriptors stay open for a follower that does not read.
+const unreadTimeout = 10 * time.Millisecond
 
 // board counts the descriptors of an update as in flight, waiting for that if it must.
 // It closes the exports before it waits, and returns the open ones, or false if the
@@ -198,7 +198,7 @@ func (f *replicator) board(ctx context.Context, adds []*phys.Handle, fds []*peer
 			f.p.exports.Close(fds)
 			fds = nil
 		}
-		if flight = l.take(ctx, f.on, len(adds)); flight == nil {
+		if flight = l.acquire(ctx, f.on, len(adds)); flight == nil {
 			return nil, false
 		}
 	}

@@ -130,7 +130,7 @@ func (ss *session) handle(ctx context.Context, request message) error {
 	case *list:
 		return ss.conn.Send(ctx, pack(&listing{m.number, ss.entries()}))
 	case *follow:
-		if pause := ss.server.rates.take(ss.process(), time.Now()); pause > 0 && !wait.Sleep(ctx, pause) {
+		if pause := ss.server.rates.acquire(ss.process(), time.Now()); pause > 0 && !wait.Sleep(ctx, pause) {
 			return ctx.Err()
 		}
 		ss.mu.Lock()

@@ -48,8 +48,8 @@ func (k *Client) CloseStale(streams ...*cuda.Stream) (bytes int, err error) {
 	return bytes, err
 }
 
-// has notes a follower of the client, until that is closed.
-func (k *Client) has(f *follower) {
+// addFollower notes a follower of the client, until that is closed.
+func (k *Client) addFollower(f *follower) {
 	f.client = k
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -316,28 +316,28 @@ func (s *subscription) next(word uint64, host bool) (candidate, error) {
 	case s.pending.generation == 0 && ends && s.drained:
 		return candidate{}, s.err()
 	case s.pending.generation > 0 && host:
-		return candidate{s.soonest(word), s.cuts}, nil
+		return candidate{s.nextReady(word), s.cuts}, nil
 	}
 	return candidate{s.pending, s.cuts}, nil
 }
 
-// soonest returns what a Next that waits on the host shows: what is pending, unless its work
+// nextReady returns what a Next that waits on the host shows: what is pending, unless its work
 // is not done. Then it is the newest version that arrived and is complete, otherwise the
 // oldest that is not shown, which is complete first. Waiting for what is pending, a follower
 // would show nothing while the publisher's work is always one announcement behind, or for
 // ever if the publisher waits for what the follower does with a generation before.
-func (s *subscription) soonest(word uint64) version {
-	soonest := s.pending
-	if s.complete(soonest, word) {
-		return soonest
+func (s *subscription) nextReady(word uint64) version {
+	next := s.pending
+	if s.complete(next, word) {
+		return next
 	}
 	behind := max(s.current().generation, s.cut)
 	for _, v := range s.received {
-		if v.generation > behind && v.generation < s.pending.generation && (soonest == s.pending || s.complete(v, word)) {
-			soonest = v
+		if v.generation > behind && v.generation < s.pending.generation && (next == s.pending || s.complete(v, word)) {
+			next = v
 		}
 	}
-	return soonest
+	return next
 }
 
 // stands reports whether a candidate may be shown, although a newer version has arrived.

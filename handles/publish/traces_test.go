@@ -70,7 +70,7 @@ func (b *both) tryUpdate(t *rapid.T, u *update) {
 	change[rapid.IntRange(0, len(change)-1).Draw(t, "change")](&changed)
 	r := b.replica
 	e := fields(&changed)
-	e["do"], e["taken"] = "try update", r.take(&changed) == nil
+	e["do"], e["taken"] = "try update", r.apply(&changed) == nil
 	b.record(e)
 }
 

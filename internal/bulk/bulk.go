@@ -179,7 +179,7 @@ func (l *lane) order(op string, after []*core.Stream) error {
 		}
 	}
 	for _, s := range after {
-		if err := s.Look(op, l.streams[0].Ctx.System()); err != nil {
+		if err := s.UseWithoutWork(op, l.streams[0].Ctx.System()); err != nil {
 			return err
 		}
 		m, capturing, err := s.Mark(op)

@@ -65,7 +65,7 @@ func FenceOf[S interface {
 func (s *System) NewFence(op string, streams []*Stream) (*Fence, error) {
 	f := &Fence{marks: make([]Mark, 0, len(streams)), later: s.Unsettled()}
 	for _, st := range streams {
-		err := st.Look(op, s)
+		err := st.UseWithoutWork(op, s)
 		if err == nil {
 			var m Mark
 			var capturing bool

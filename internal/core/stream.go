@@ -63,8 +63,8 @@ func (s *Stream) Forget() {
 // why it cannot be used. The caller calls Release.
 func (s *Stream) Use(op string, sys *System) error { return s.use(op, sys, (*Stream).Acquire) }
 
-// Look is Use for an operation that puts no work on the stream.
-func (s *Stream) Look(op string, sys *System) error { return s.use(op, sys, (*Stream).Peek) }
+// UseWithoutWork is Use for an operation that puts no work on the stream.
+func (s *Stream) UseWithoutWork(op string, sys *System) error { return s.use(op, sys, (*Stream).Peek) }
 
 func (s *Stream) use(op string, sys *System, hold func(*Stream) bool) error {
 	if s == nil {

@@ -196,7 +196,7 @@ func TestIdleStreamsAreNotAsked(t *testing.T) {
 	work(t, st)
 	require.Equal(t, 1, wait()["cuEventSynchronize"])
 	require.Empty(t, wait(), "it was waited for")
-	require.NoError(t, st.Look("x", s))
+	require.NoError(t, st.UseWithoutWork("x", s))
 	st.Release()
 	require.Empty(t, wait(), "a query puts nothing on it")
 	m.Hold(uintptr(st.Handle))

@@ -85,12 +85,12 @@ func (b *budget) takeWithin(ctx context.Context, op string, n int, limit time.Du
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	return b.Take(ctx, op, 1, n)
+	return b.Acquire(ctx, op, 1, n)
 }
 
-// Take takes from least to n, as many as are left, and waits for least until the context
+// Acquire takes from least to n, as many as are left, and waits for least until the context
 // ends.
-func (b *budget) Take(ctx context.Context, op string, least, n int) (int, error) {
+func (b *budget) Acquire(ctx context.Context, op string, least, n int) (int, error) {
 	most, limit, err := b.Limit(op)
 	if err != nil {
 		return 0, err

@@ -144,8 +144,8 @@ func (i *Importer) home() (*cuda.Device, error) {
 		"make that device visible to this process (CUDA_VISIBLE_DEVICES, or the container's devices)")
 }
 
-// Take imports the next chunks. The descriptors stay the caller's.
-func (i *Importer) Take(fds []*peer.FD) error {
+// Receive imports the next chunks. The descriptors stay the caller's.
+func (i *Importer) Receive(fds []*peer.FD) error {
 	sys := core.SystemOf(i.dev)
 	for _, f := range fds {
 		at := len(i.chunks)

@@ -34,7 +34,7 @@ func (e *Set) Open(ctx context.Context, op string, handles []*phys.Handle) ([]*p
 	if fds := e.Share(handles); fds != nil {
 		return fds, nil
 	}
-	if _, err := Exports.Take(ctx, op, len(handles), len(handles)); err != nil {
+	if _, err := Exports.Acquire(ctx, op, len(handles), len(handles)); err != nil {
 		return nil, err
 	}
 	return e.make(op, handles)

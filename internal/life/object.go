@@ -72,8 +72,8 @@ func (o *Object) Untrack() {
 	l.bytes[o.kind] -= o.size
 }
 
-// Resize sets the object's size in bytes.
-func (o *Object) Resize(size uint64) {
+// SetBytes sets the object's size in bytes.
+func (o *Object) SetBytes(size uint64) {
 	l := o.list
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -21,8 +21,8 @@ type Conn[M any] interface {
 	// Send sends a message of any kind.
 	Send(ctx context.Context, op string, m M) error
 	// SendWithin is Send that returns peer.ErrTimeout if it could send nothing within
-	// the patience; the connection goes on.
-	SendWithin(ctx context.Context, op string, m M, patience time.Duration) error
+	// the timeout; the connection goes on.
+	SendWithin(ctx context.Context, op string, m M, timeout time.Duration) error
 	// Warn tells the peer that a message follows soon, so that it wakes meanwhile. It
 	// never blocks, and nothing depends on its arrival.
 	Warn()

@@ -106,7 +106,7 @@ func (h *Handle) Drop() driver.Result {
 	if r := h.free(); r != driver.Success {
 		return r
 	}
-	h.Resize(0)
+	h.SetBytes(0)
 	h.System().Away.Add(h.Size)
 	h.memory.users.Store(away)
 	return driver.Success
@@ -137,7 +137,7 @@ func (h *Handle) Give(d driver.MemHandle) {
 	h.memory.must(away)
 	h.memory.init(d)
 	h.sharing.CompareAndSwap(exported, private)
-	h.Resize(h.Size)
+	h.SetBytes(h.Size)
 	h.System().Away.Sub(h.Size)
 	h.memory.users.Store(0)
 }

@@ -108,9 +108,6 @@ func New(s *core.System, h driver.MemHandle, size uint64, prop driver.Allocation
 // Retain adds to the count. The caller must hold one.
 func (h *Handle) Retain() { h.refs.Add(1) }
 
-// Sole reports whether the caller's count is the only one.
-func (h *Handle) Sole() bool { return h.Owners() == 1 }
-
 // Owners returns the number of counts.
 func (h *Handle) Owners() int64 { return h.refs.Load() }
 

@@ -112,7 +112,7 @@ func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error)
 				return err
 			}
 		}
-		if err := p.take(op); err != nil {
+		if err := p.acquire(op); err != nil {
 			return err
 		}
 		if err := s.save(ctx, op, p.going(), func() error { return wait(p) }); err != nil {
@@ -155,7 +155,7 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 	for _, c := range going {
 		s.drop(op, c)
 	}
-	s.Resize(s.account())
+	s.SetBytes(s.account())
 	for _, at := range places {
 		at.m.Step(func() { at.step(done) })
 	}

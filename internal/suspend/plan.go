@@ -203,9 +203,9 @@ const (
 	pause = 100 * time.Microsecond
 )
 
-// take takes the memory of chunks, so that no one maps or exports it, and decides which stay.
+// acquire takes the memory of chunks, so that no one maps or exports it, and decides which stay.
 // Until then a chunk may have got another owner.
-func (p *plan) take(op string) error {
+func (p *plan) acquire(op string) error {
 	for _, c := range p.chunks {
 		if r := c.h.Lost(); r != driver.Success {
 			return errs.New(errs.Failure{Op: op, Call: driver.CallMemUnmap, Result: r, Asked: errs.Bytes(c.size)})

@@ -124,7 +124,7 @@ func (s *Suspension) prune() {
 	}
 	var unused []*chunk
 	for h, c := range s.chunks {
-		if h.Sole() && c.owed == nil {
+		if h.Owners() == 1 && c.owed == nil {
 			delete(s.chunks, h)
 			unused = append(unused, c)
 		}
@@ -154,5 +154,5 @@ func (s *Suspension) resize() {
 		}
 	}
 	s.mu.Unlock()
-	s.Resize(host)
+	s.SetBytes(host)
 }

@@ -24,7 +24,7 @@ func Mixture(c Config) *trace.Trace {
 			default:
 				bytes = b.between(64*mib, 1500*mib)
 			}
-			h.take(roundUp(bytes, 512), target)
+			h.alloc(roundUp(bytes, 512), target)
 		}
 		b.sync()
 	}
@@ -46,8 +46,8 @@ type heapBlock struct {
 
 func (b *builder) heap(budget uint64) *heap { return &heap{b: b, budget: budget} }
 
-// take allocates, and gives back others first until no more than target lives.
-func (h *heap) take(bytes, target uint64) {
+// alloc allocates, and gives back others first until no more than target lives.
+func (h *heap) alloc(bytes, target uint64) {
 	b := h.b
 	for h.live+bytes > target && len(h.blocks) > 0 {
 		i := b.below(uint64(len(h.blocks)))

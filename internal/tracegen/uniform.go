@@ -19,7 +19,7 @@ func Uniform(c Config) *trace.Trace {
 			if b.below(4) > 0 {
 				bytes = roundUp(bytes, 512) // most, as tensors are; not all
 			}
-			h.take(bytes, target)
+			h.alloc(bytes, target)
 		}
 		b.sync()
 	}

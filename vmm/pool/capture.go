@@ -145,7 +145,7 @@ func (p *Pool) prime(st *core.Stream) error {
 		return p.refusalOf(captureOp, err)
 	}
 	sh.clock.Advance()
-	p.look(p.offering(sh))
+	p.pollStreams(p.offering(sh))
 	return nil
 }
 

@@ -42,7 +42,7 @@ func (p *Pool) admit(size uint64) bool {
 		return false
 	}
 	p.reserved.Store(n + size)
-	p.object.Resize(n + size)
+	p.object.SetBytes(n + size)
 	return true
 }
 
@@ -50,7 +50,7 @@ func (p *Pool) admit(size uint64) bool {
 func (p *Pool) gave(bytes uint64) {
 	p.holding.Lock()
 	defer p.holding.Unlock()
-	p.object.Resize(p.reserved.Add(-bytes))
+	p.object.SetBytes(p.reserved.Add(-bytes))
 }
 
 // drop releases a chunk that is mapped nowhere. If that fails the chunk is idle, and the

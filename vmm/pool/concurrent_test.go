@@ -167,7 +167,7 @@ func TestAStreamThatIsClosedDuringARequest(t *testing.T) {
 	require.Eventually(t, func() bool {
 		freed, err := p.Trim(0)
 		return err == nil && freed >= 64*mib
-	}, patience, time.Millisecond)
+	}, testTimeout, time.Millisecond)
 	var once sync.Once
 	freed := make(chan error, 1)
 	m.OnCall(func(call string) {

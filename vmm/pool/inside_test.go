@@ -86,7 +86,7 @@ func TestARequestThatComesTooLateEachTimeGivesUp(t *testing.T) {
 	b, err := p.Alloc(Request{Bytes: 100, Stream: s})
 	require.NoError(t, err)
 	r := escalation{p: p, sh: b.h.home.shard, seen: p.passes.Load() + 1} // something passed since
-	r.lagging = patience{looks: 2 * idleLooks, since: time.Now().Add(-time.Hour)}
+	r.lagging = backoff{looks: 2 * idleLooks, since: time.Now().Add(-time.Hour)}
 	r.lock()
 	require.True(t, r.catchUp())
 	require.Zero(t, r.lagging, "what was waited for in vain begins anew when the GPU has moved on")
@@ -120,7 +120,7 @@ func TestWhatIsInFlightIsAskedOnce(t *testing.T) {
 	require.Equal(t, []*epoch.Clock{behind}, p.lag(sh))
 	m.ResetCounts()
 	require.Equal(t, []*epoch.Clock{behind}, p.lag(sh))
-	require.False(t, p.look(p.offering(sh)))
+	require.False(t, p.pollStreams(p.offering(sh)))
 	require.Equal(t, 1, m.Count("cuEventQuery"))
 
 	m.Release(busy.Handle())

@@ -72,11 +72,11 @@ func (r *escalation) catchUp() bool {
 		}
 		if p.passes.Load() != r.seen {
 			r.sleep(firstPause) // another miss saw it, and may have taken what passed
-			r.lagging = patience{}
+			r.lagging = backoff{}
 			return true
 		}
-		if p.look(p.offering(r.sh)) {
-			r.lagging = patience{}
+		if p.pollStreams(p.offering(r.sh)) {
+			r.lagging = backoff{}
 			return true
 		}
 		behind := p.lag(r.sh)

@@ -57,7 +57,7 @@ func TestALostPieceComesBackByItself(t *testing.T) {
 	require.Error(t, err)
 	_, err = p.Trim(0)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return p.Stats().Reserved == 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Reserved == 0 }, testTimeout, time.Millisecond)
 }
 
 // A pool that is closed with its leftovers takes them along, and what remains of them does

@@ -165,7 +165,7 @@ func TestTooManyPlacesAreUnmapped(t *testing.T) {
 		require.Zero(t, m.Count("cuMemUnmap"))
 		live = append(live, alloc(t, p, s, 8*mib)) // of two holes
 	}
-	require.Eventually(t, func() bool { return m.Count("cuMemUnmap") > 0 }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return m.Count("cuMemUnmap") > 0 }, testTimeout, time.Millisecond)
 	for _, b := range live {
 		free(t, p, b)
 	}

@@ -69,8 +69,8 @@ type escalation struct {
 	// impatient: it waits for other streams only if there is no memory.
 	impatient bool
 	lagged    time.Time // when it began to wait for them; zero: not yet
-	lagging   patience
-	patience
+	lagging   backoff
+	backoff
 }
 
 const (
@@ -113,7 +113,7 @@ func (r *escalation) find(s *shortage) error {
 			}
 		default:
 			if p.o.OnExhausted != nil && r.ask(s) {
-				r.step, r.patience = 0, patience{}
+				r.step, r.backoff = 0, backoff{}
 				return nil
 			}
 			err := p.refusal(r.sh, r.w, s)
@@ -157,10 +157,10 @@ func (r *escalation) await(s *shortage) bool {
 	}
 }
 
-// patience counts the looks at what the GPU does. An event is not passed at the
+// backoff counts the looks at what the GPU does. An event is not passed at the
 // moment when it is recorded, not even on an idle stream. So whatever the bound,
 // an idle stream is given so many looks that only work can keep it from passing.
-type patience struct {
+type backoff struct {
 	looks int
 	since time.Time
 }
@@ -173,7 +173,7 @@ const (
 
 // pause sleeps before the next look. It returns false if there were enough of them and the
 // bound is over.
-func (w *patience) pause(bound time.Duration, sleep func(time.Duration)) bool {
+func (w *backoff) pause(bound time.Duration, sleep func(time.Duration)) bool {
 	if w.looks == 0 {
 		w.since = time.Now()
 	}

@@ -118,7 +118,7 @@ func TestWrongRequests(t *testing.T) {
 func TestARequestWaitsForTheGPU(t *testing.T) {
 	m, d := openSmall(t)
 	s, other := stream(t, d), stream(t, d)
-	p := newPool(t, d, pool.Options{Wait: patience})
+	p := newPool(t, d, pool.Options{Wait: testTimeout})
 	b := alloc(t, p, s, 60*mib)
 	hold(t, m, s)
 	require.NoError(t, s.Memset(b.Ptr(), 1, mib))

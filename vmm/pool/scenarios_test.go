@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience bounds what must not hang.
-const patience = time.Minute
+// testTimeout bounds what must not hang.
+const testTimeout = time.Minute
 
 // code is the result of failing calls, one without a meaning of its own.
 const code = cuda.Code(driver.Unknown)
@@ -136,7 +136,7 @@ func (w *world) capture(o pool.CaptureOptions, sizes ...int) error {
 }
 
 func (w *world) drain() error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	return w.sys.Drain(ctx)
 }

@@ -100,7 +100,7 @@ func (sh *shard) takeLocked(w *want) *header {
 				return nil
 			}
 		}
-		h = s.take()
+		h = s.pop()
 	case mid:
 		e := sh.hot
 		if e != nil && e.size == w.size && uint64(e.ptr)&(w.align-1) == 0 {

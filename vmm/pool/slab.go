@@ -65,8 +65,8 @@ func (sh *shard) slab(c slabChunk, class int) (s *slab) {
 // full reports whether no slot is free.
 func (s *slab) full() bool { return s.free == 0 && s.fresh == len(s.slots) }
 
-// take takes a slot of one that has room.
-func (s *slab) take() *header {
+// pop takes a slot of one that has room.
+func (s *slab) pop() *header {
 	var h *header
 	if s.free != 0 {
 		h = &s.slots[s.free-1]
@@ -264,7 +264,7 @@ func (sh *shard) takeAboveLocked(w *want) *header {
 			return nil
 		}
 	}
-	h := s.take()
+	h := s.pop()
 	sh.giveLocked(h, w)
 	return h
 }
@@ -312,7 +312,7 @@ func (p *Pool) takeRoom() (reg *region, at int, err error) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		for _, r := range p.regions[small] {
-			if i, ok := r.vacant.take(1); ok {
+			if i, ok := r.vacant.pop(1); ok {
 				reg, at = r, i
 				return true
 			}
@@ -359,8 +359,8 @@ type vacant []vacancy
 
 type vacancy struct{ from, to int }
 
-// take takes the place of n chunks.
-func (v *vacant) take(n int) (at int, ok bool) {
+// pop takes the place of n chunks.
+func (v *vacant) pop(n int) (at int, ok bool) {
 	for i := range *v {
 		r := &(*v)[i]
 		if r.to-r.from < n {

@@ -82,7 +82,7 @@ func (p *Pool) steal(sh *shard, w *want) bool {
 	if p.stealAny(sh, w) {
 		return true
 	}
-	return p.look(p.offering(sh)) && p.stealAny(sh, w)
+	return p.pollStreams(p.offering(sh)) && p.stealAny(sh, w)
 }
 
 // stealSlab is steal for a request that a slot of a slab serves, although it is larger
@@ -189,8 +189,8 @@ func (p *Pool) offering(sh *shard) (behind []*shard) {
 	return behind
 }
 
-// look asks streams how far they are, and reports whether any has moved on.
-func (p *Pool) look(behind []*shard) bool {
+// pollStreams asks streams how far they are, and reports whether any has moved on.
+func (p *Pool) pollStreams(behind []*shard) bool {
 	before := p.passes.Load()
 	for _, o := range behind {
 		o.settle()

@@ -173,7 +173,7 @@ func TestAFullPoolServesWhatItsHolesHold(t *testing.T) {
 // Memory that changes its stream waits for the GPU, and the pool does not grow
 // meanwhile.
 func TestThePoolDoesNotGrowWhileTheGPUCatchesUp(t *testing.T) {
-	t.Cleanup(pool.SetMostLag(patience))
+	t.Cleanup(pool.SetMostLag(testTimeout))
 	m, d := open(t)
 	s, other, named := stream(t, d), stream(t, d), stream(t, d)
 	p := newPool(t, d, pool.Options{})

@@ -228,7 +228,7 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 // lets idle streams pass.
 func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint64, err error) {
 	defer p.stay()
-	for w := (patience{}); ; {
+	for w := (backoff{}); ; {
 		inFlight := p.advanceAll()
 		for {
 			step := min(need-freed, piece*p.chunk)

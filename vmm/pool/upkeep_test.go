@@ -21,7 +21,7 @@ func TestDecay(t *testing.T) {
 		free(t, p, alloc(t, p, s, 100*kib))
 	}
 	require.NoError(t, s.Synchronize())
-	require.Eventually(t, func() bool { return p.Stats().Reserved < 20*mib }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return p.Stats().Reserved < 20*mib }, testTimeout, time.Millisecond)
 	free(t, p, kept)
 }
 
@@ -80,7 +80,7 @@ func TestDecayKeepsWhatIsNeeded(t *testing.T) {
 	needed := func() {
 		free(t, p, alloc(t, p, s, 64*mib))
 		require.NoError(t, s.Synchronize())
-		require.Eventually(t, func() bool { return !p.Ask() }, patience, time.Millisecond)
+		require.Eventually(t, func() bool { return !p.Ask() }, testTimeout, time.Millisecond)
 	}
 	p.EndWindow() // which had the large block
 	needed()
@@ -123,7 +123,7 @@ func TestWhatMovedIsUnmappedByItself(t *testing.T) {
 	moved := d.System().Stats().Mappings - had
 	require.Positive(t, moved)
 	m.Release(s.Handle())
-	require.Eventually(t, func() bool { return d.System().Stats().Mappings == had }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { return d.System().Stats().Mappings == had }, testTimeout, time.Millisecond)
 	require.NoError(t, p.Check())
 	free(t, p, b)
 	for _, l := range live {

@@ -34,7 +34,7 @@ func TestVacant(t *testing.T) {
 				for first < size && !free(first, n) {
 					first++
 				}
-				at, ok := v.take(n)
+				at, ok := v.pop(n)
 				require.Equal(rt, first < size, ok)
 				if ok {
 					require.Equal(rt, first, at)

@@ -24,7 +24,7 @@ func done(t *testing.T, d *cuda.Device, s *cuda.Stream) {
 	e, err := d.NewEvent(cuda.EventOptions{})
 	require.NoError(t, err)
 	require.NoError(t, e.Record(s))
-	require.Eventually(t, func() bool { ok, err := e.Done(); return err == nil && ok }, patience, time.Millisecond)
+	require.Eventually(t, func() bool { ok, err := e.Done(); return err == nil && ok }, testTimeout, time.Millisecond)
 	require.NoError(t, e.Close())
 }
 
@@ -85,7 +85,7 @@ func TestARequestThatDoesNotWaitHasWhatIsDone(t *testing.T) {
 func TestARequestWaitsForTheMemoryOfGraphs(t *testing.T) {
 	m, d := open(t)
 	s, other := stream(t, d), stream(t, d)
-	p := newPool(t, d, pool.Options{Limit: 16 * mib, Wait: patience})
+	p := newPool(t, d, pool.Options{Limit: 16 * mib, Wait: testTimeout})
 	g, _ := captured(t, p, s, pool.CaptureOptions{}, func() error {
 		b, err := p.Alloc(pool.Request{Bytes: 16 * mib, Stream: s})
 		return errors.Join(err, s.Memset(b.Ptr(), 1, 100), p.Free(b))
@@ -107,7 +107,7 @@ func TestARequestWaitsForTheMemoryOfGraphs(t *testing.T) {
 func TestChunksWaitForWhatOthersGiveBack(t *testing.T) {
 	for name, bound := range map[string]struct {
 		pool, system time.Duration
-	}{"the pool's bound": {patience, 0}, "the System's bound": {-1, patience}} {
+	}{"the pool's bound": {testTimeout, 0}, "the System's bound": {-1, testTimeout}} {
 		t.Run(name, func(t *testing.T) {
 			m, err := sim.New(sim.Options{Devices: []sim.DeviceOptions{{Memory: 66 * mib}}})
 			require.NoError(t, err)
