@@ -59,6 +59,9 @@ type memberTransport struct {
 	queue      *queue
 	once       sync.Once
 	ended      chan struct{} // closed when receive has ended
+	// violation is why receive closed the connection, if it did. It is read once receive has
+	// ended.
+	violation string
 }
 
 func (t *memberTransport) Rank() int          { return t.rank }
@@ -109,8 +112,9 @@ func (t *memberTransport) receive() {
 			_ = m.Close()
 		}
 		if err != nil {
+			t.violation = "the host sent what no host sends: " + err.Error()
 			_ = t.conn.Close()
-			t.queue.put(Event{Kind: Ended, Rank: 0, Reason: "the host sent what no host sends: " + err.Error()})
+			t.queue.put(Event{Kind: Ended, Rank: 0, Reason: t.violation})
 			return
 		}
 	}
@@ -127,7 +131,16 @@ func (t *memberTransport) send(ctx context.Context, e Event) error {
 	began := time.Now()
 	err := t.conn.Send(ctx, e.message())
 	switch {
-	case err == nil || errors.Is(err, cuda.ErrClosed):
+	case err == nil:
+		return nil
+	case errors.Is(err, cuda.ErrClosed):
+		select { // by this rank's Close or by receive, which ends then
+		case <-t.ended:
+			if t.violation != "" {
+				return &Error{Step: e.Step, Ranks: []int{0}, kind: peer.ErrGone, Reason: t.violation, cause: err}
+			}
+		case <-ctx.Done():
+		}
 		return err
 	case ctx.Err() != nil:
 		e := late(ctx, e.Step, []int{0}, time.Since(began))
