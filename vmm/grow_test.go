@@ -201,16 +201,3 @@ func TestAGrowthThatFailsSaysWhatWasAskedFor(t *testing.T) {
 	require.ErrorContains(t, err, " free of 9 MiB")
 	require.NoError(t, b.Grow(2*mib), "what was created went back")
 }
-
-func TestAppendWithinCommittedMemoryAllocatesNothing(t *testing.T) {
-	_, d := open(t)
-	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 64 * mib})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, b.Close()) }()
-	require.NoError(t, b.Grow(64*mib))
-	require.Zero(t, testing.AllocsPerRun(100, func() {
-		if _, err := b.AppendUndefined(64); err != nil {
-			t.Error(err)
-		}
-	}))
-}
