@@ -314,7 +314,7 @@ func TestACaptureIsNeverTouched(t *testing.T) {
 		require.NoError(t, g.Launch(s))
 		require.NoError(t, s.Synchronize())
 		require.NoError(t, g.Close())
-		require.Equal(t, uint32(0), elementsOf(t, f.Array(), nil)[0])
+		require.Equal(t, uint32(0), elementsOf(t, f.Array(), other)[0])
 	})
 }
 
