@@ -10,15 +10,15 @@ import (
 
 // The copies below are work on the stream: they return at once and run later.
 // The addresses are the caller's responsibility, as in the driver; the vmm
-// package has forms that check. An address of memory that is suspended is ErrSuspended. On a stream that captures they become part of
-// the graph, whose launches use the same addresses and host memory:
-// a function of Graph.OnClose may give those back.
+// package has forms that check. Only suspended memory is refused, with ErrSuspended. On a
+// stream that captures they become part of the graph, whose launches use the same addresses
+// and host memory: a function of Graph.OnClose may give those back.
 
 // CopyFromHost copies all of src, pinned host memory, to device memory.
 func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 	const op = "cuda.Stream.CopyFromHost"
 	return s.withHost(op, src, func() error {
-		if err := s.awake(op, dst, src.len); err != nil {
+		if err := s.checkNotSuspended(op, dst, src.len); err != nil {
 			return err
 		}
 		return s.copied(op, driver.CallMemcpyHtoDAsync, src.len, "to", dst,
@@ -30,7 +30,7 @@ func (s *Stream) CopyFromHost(dst Ptr, src HostSlice) error {
 func (s *Stream) CopyToHost(dst HostSlice, src Ptr) error {
 	const op = "cuda.Stream.CopyToHost"
 	return s.withHost(op, dst, func() error {
-		if err := s.awake(op, src, dst.len); err != nil {
+		if err := s.checkNotSuspended(op, src, dst.len); err != nil {
 			return err
 		}
 		return s.copied(op, driver.CallMemcpyDtoHAsync, dst.len, "from", src,
@@ -66,7 +66,7 @@ func (s *Stream) Copy(dst, src Ptr, n int) error {
 		return nil
 	}
 	for _, at := range [...]Ptr{dst, src} {
-		if err := s.awake(op, at, n); err != nil {
+		if err := s.checkNotSuspended(op, at, n); err != nil {
 			return err
 		}
 	}
@@ -88,7 +88,7 @@ func (s *Stream) Memset(dst Ptr, value byte, n int) error {
 	if n == 0 {
 		return nil
 	}
-	if err := s.awake(op, dst, n); err != nil {
+	if err := s.checkNotSuspended(op, dst, n); err != nil {
 		return err
 	}
 	return s.copied(op, driver.CallMemsetD8Async, n, "at", dst,
@@ -126,7 +126,7 @@ func (s *Stream) upload(dst Ptr, src []byte, g core.Guard) error {
 	if len(src) == 0 {
 		return nil
 	}
-	if err := s.awake(op, dst, len(src)); err != nil {
+	if err := s.checkNotSuspended(op, dst, len(src)); err != nil {
 		return err
 	}
 	for {
@@ -161,7 +161,7 @@ func (s *Stream) download(dst []byte, src Ptr, g core.Guard) error {
 	if len(dst) == 0 {
 		return nil
 	}
-	if err := s.awake(op, src, len(dst)); err != nil {
+	if err := s.checkNotSuspended(op, src, len(dst)); err != nil {
 		return err
 	}
 	if err := s.notCapturing(op); err != nil {

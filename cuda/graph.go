@@ -76,7 +76,7 @@ func (g *Graph) Launch(s *Stream) error {
 		return err
 	}
 	for _, u := range g.g.uses {
-		if err := s.awake(op, u.At, u.Bytes); err != nil {
+		if err := s.checkNotSuspended(op, u.At, u.Bytes); err != nil {
 			return err
 		}
 	}

@@ -98,8 +98,9 @@ func (k *Kernel) acquire(op string) (*Module, error) {
 // declares it; otherwise have the kernel take their elements instead.
 //
 // Nothing keeps the memory behind an address alive while the kernel runs: close
-// it with CloseAfter and this stream, or with Close. A Ptr into memory that is suspended is
-// ErrSuspended; other integers, and addresses in memory, are not looked at.
+// it with CloseAfter and this stream, or with Close. A Ptr into suspended memory is refused
+// with ErrSuspended, also in an array or a struct; other integers, and addresses that lie in
+// the GPU's memory, are not checked.
 func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	const op = "cuda.Kernel.Launch"
 	if _, err := k.inner(op); err != nil {
@@ -127,7 +128,7 @@ func (k *Kernel) Launch(s *Stream, l Launch, args ...any) error {
 	if err := k.allow(op, l.SharedBytes); err != nil {
 		return err
 	}
-	if err := s.awakeAll(op, args); err != nil {
+	if err := s.checkArguments(op, args); err != nil {
 		return err
 	}
 	if !l.Cooperative {

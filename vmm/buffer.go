@@ -77,7 +77,7 @@ type buffer struct {
 	closer  life.Closer
 	copies  copies
 	pending pendingJobs
-	berth   suspend.Berth
+	status  suspend.Status
 	dev     *cuda.Device
 	res     *reservation
 	prop    driver.AllocationProp

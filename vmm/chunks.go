@@ -63,7 +63,7 @@ func (b *buffer) unmap(op string, gone []chunk) error {
 		maps = append(maps, c.Mapping)
 	}
 	err := b.res.Unmap(op, maps...)
-	b.berth.Unmapped()
+	b.status.Unmapped()
 	return err
 }
 
@@ -121,7 +121,7 @@ func (b *buffer) sharedLocked() (bytes uint64) {
 // awayLocked returns how many bytes of the chunks are not mapped, because they were suspended.
 // The caller holds mu.
 func (b *buffer) awayLocked() (bytes uint64) {
-	if b.berth.State() == suspend.Awake {
+	if b.status.State() == suspend.Awake {
 		return 0
 	}
 	for _, c := range b.chunks {

@@ -73,7 +73,7 @@ func (b *Buffer) teardown(op string) error {
 		return err
 	}
 	in.gone.Store(true)
-	in.berth.Closed()
+	in.status.Closed()
 	in.Untrack()
 	b.watched.Stop()
 	return nil

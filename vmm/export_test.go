@@ -26,7 +26,7 @@ var (
 
 // StateOf returns the state of a buffer.
 func StateOf(b *Buffer) string {
-	if at := b.b.berth.State(); at != suspend.Awake {
+	if at := b.b.status.State(); at != suspend.Awake {
 		return StateNames[asleep[at]]
 	}
 	return StateNames[b.b.state()]

@@ -111,7 +111,7 @@ var asleep = map[suspend.State]state{suspend.Suspending: suspending, suspend.Sus
 
 // allow refuses an operation that the state of the buffer does not permit.
 func (b *buffer) allow(op string, o operation) error {
-	if at := b.berth.State(); at != suspend.Awake && gate[asleep[at]][o] == no {
+	if at := b.status.State(); at != suspend.Awake && gate[asleep[at]][o] == no {
 		if err := refusals[asleep[at]](b, op); err != nil {
 			return err
 		}
@@ -124,7 +124,7 @@ func (b *buffer) allow(op string, o operation) error {
 
 // errAsleep returns nil if the buffer has woken meanwhile.
 func (b *buffer) errAsleep(op string) error {
-	if s := b.berth.Sleep(); s != nil {
+	if s := b.status.Sleep(); s != nil {
 		return s.Error(op)
 	}
 	return nil

@@ -29,8 +29,8 @@ type Mapping struct {
 type mapping struct {
 	*vrange.Mapping
 	closer life.Closer
-	berth  suspend.Berth
-	mu     lock.Mutex[lock.Leaf] // guards steps of the berth
+	status suspend.Status
+	mu     lock.Mutex[lock.Leaf] // guards steps of the status
 }
 
 // newMapping takes a mapping over.
@@ -149,7 +149,7 @@ func (m *Mapping) unmap(op string) error {
 	if err := m.m.Range.Unmap(op, m.m.Mapping); err != nil {
 		return err
 	}
-	m.m.berth.Closed()
+	m.m.status.Closed()
 	m.watched.Stop()
 	return nil
 }

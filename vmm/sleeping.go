@@ -16,10 +16,10 @@ import (
 // sleepingBuffer is a buffer as a member of a Suspension.
 type sleepingBuffer struct{ *buffer }
 
-func (b sleepingBuffer) Berth() *suspend.Berth { return &b.berth }
-func (b sleepingBuffer) Device() *cuda.Device  { return b.dev }
-func (b sleepingBuffer) Base() driver.Ptr      { return b.res.Base }
-func (b sleepingBuffer) Size() uint64          { return b.res.Size }
+func (b sleepingBuffer) Status() *suspend.Status { return &b.status }
+func (b sleepingBuffer) Device() *cuda.Device    { return b.dev }
+func (b sleepingBuffer) Base() driver.Ptr        { return b.res.Base }
+func (b sleepingBuffer) Size() uint64            { return b.res.Size }
 func (b sleepingBuffer) What() string {
 	return fmt.Sprintf("the %s at %#x", b.Title(), uint64(b.res.Base))
 }
@@ -75,10 +75,7 @@ func (b sleepingBuffer) Settle(ctx context.Context, op string) error {
 	if err := b.awaitTailLocked(ctx, op, b.res.Size); err != nil {
 		return err
 	}
-	if err := b.trimLocked(op); err != nil {
-		return err
-	}
-	return nil
+	return b.trimLocked(op)
 }
 
 func (b sleepingBuffer) Mappings() []*vrange.Mapping {
@@ -94,15 +91,15 @@ func (b sleepingBuffer) Mappings() []*vrange.Mapping {
 // sleepingMapping is a mapping as a member of a Suspension.
 type sleepingMapping struct{ *mapping }
 
-func (m sleepingMapping) Berth() *suspend.Berth { return &m.berth }
-func (m sleepingMapping) Base() driver.Ptr      { return m.Ptr() }
-func (m sleepingMapping) Size() uint64          { return m.Memory.Size }
-func (m sleepingMapping) Used() uint64          { return m.Memory.Size }
-func (m sleepingMapping) What() string          { return fmt.Sprintf("the mapping at %#x", uint64(m.Ptr())) }
-func (m sleepingMapping) System() *core.System  { return m.Range.System() }
-func (m sleepingMapping) Closed() bool          { return m.closer.Closed() }
-func (m sleepingMapping) Release()              { m.closer.Release() }
-func (m sleepingMapping) AddTo(*core.Fence)     {}
+func (m sleepingMapping) Status() *suspend.Status { return &m.status }
+func (m sleepingMapping) Base() driver.Ptr        { return m.Ptr() }
+func (m sleepingMapping) Size() uint64            { return m.Memory.Size }
+func (m sleepingMapping) Used() uint64            { return m.Memory.Size }
+func (m sleepingMapping) What() string            { return fmt.Sprintf("the mapping at %#x", uint64(m.Ptr())) }
+func (m sleepingMapping) System() *core.System    { return m.Range.System() }
+func (m sleepingMapping) Closed() bool            { return m.closer.Closed() }
+func (m sleepingMapping) Release()                { m.closer.Release() }
+func (m sleepingMapping) AddTo(*core.Fence)       {}
 
 // Changes of a mapping are changes of its range, which pauses it.
 func (m sleepingMapping) Lock()   {}
@@ -137,7 +134,7 @@ func (m sleepingMapping) Begin(op string, step func()) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if s := m.berth.Sleep(); s != nil {
+	if s := m.status.Sleep(); s != nil {
 		return s.Error(op)
 	}
 	if err := m.Range.Views.None(op, m.Off, m.Off+m.Memory.Size); err != nil {

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"runtime"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -174,19 +176,19 @@ func membersOf(op string, all []Memory) ([]suspend.Member, error) {
 	if len(all) == 0 {
 		return nil, errs.Invalid(op, "no memory", "name the buffers, arrays and mappings to suspend")
 	}
-	seen := map[*suspend.Berth]bool{}
+	seen := map[*suspend.Status]bool{}
 	members := make([]suspend.Member, len(all))
 	for i, m := range all {
 		in := suspend.Of(m)
 		switch {
 		case in == nil:
 			return nil, errs.Invalid(op, "nil memory", "pass buffers, arrays and mappings that were made by this package")
-		case seen[in.Berth()]:
+		case seen[in.Status()]:
 			return nil, errs.Invalid(op, in.What()+" twice", "name each object once; an Array and its Buffer are one object")
 		case in.System() != suspend.Of(all[0]).System():
 			return nil, errs.ForeignError(op, "memory")
 		}
-		seen[in.Berth()] = true
+		seen[in.Status()] = true
 		members[i] = in
 	}
 	return members, nil
@@ -204,16 +206,16 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	if o.Source == nil {
 		return in, nil
 	}
-	public := map[*suspend.Berth]Memory{} // a Source keeps the memory reachable
+	public := map[*suspend.Status]Memory{} // a Source keeps the memory reachable
 	for _, m := range all {
-		public[suspend.Of(m).Berth()] = m
+		public[suspend.Of(m).Status()] = m
 	}
 	in.Fill = func(ctx context.Context, m suspend.Member, at driver.Ptr, n uint64) error {
 		s, err := m.Device().Transfer()
 		if err != nil {
 			return err
 		}
-		err = fill(ctx, o.Source, s, public[m.Berth()], cuda.Ptr(at), int(n))
+		err = fill(ctx, o.Source, s, public[m.Status()], cuda.Ptr(at), int(n))
 		if waited := s.Synchronize(); err == nil {
 			err = waited
 		}
@@ -233,7 +235,11 @@ func fill(ctx context.Context, from Source, s *cuda.Stream, m Memory, at cuda.Pt
 }
 
 func lackOf(op string, m suspend.Member, h *phys.Handle, all uint64, r driver.Result, short error) error {
-	return createError(op, "", m.Device(), int(h.Size), all, all-h.Size, h.Asked, r, short)
+	var s *budget.Shortage
+	if errors.As(short, &s) {
+		s.Extend(all, all) // a Resume keeps no part of what it got
+	}
+	return createError(op, "", m.Device(), int(h.Size), all, 0, h.Asked, r, short)
 }
 
 // inner returns the inner state, or an error for a Suspension that no function made.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"regexp"
@@ -17,7 +18,7 @@ import (
 // machineFindings returns the findings that need no driver.
 func machineFindings(h host) []finding {
 	var all []finding
-	for _, check := range []func(host) []finding{kernelModule, deviceFiles, confidentialMode, openFiles, addressSpace, memoryLimit, sandbox, surroundings, settings} {
+	for _, check := range []func(host) []finding{kernelModule, deviceFiles, confidentialMode, openFiles, addressSpace, memoryLimit, deviceMemoryLimit, sandbox, surroundings, settings} {
 		all = append(all, check(h)...)
 	}
 	return all
@@ -172,6 +173,24 @@ func memoryLimit(h host) (all []finding) {
 		all = append(all, finding{Check: "host memory", Severity: note, Device: machine, Seen: fmt.Sprintf("the control group %s allows %s", l.Group, size(int(l.Bytes))),
 			Means:  "pinned memory and managed memory on the host count towards it; at it the kernel slows the process down (memory.high) or ends it",
 			Remedy: "raise the limit if the program pins more (memory.max; --memory of a container; MemoryMax of a service)"})
+	}
+	return all
+}
+
+// deviceMemoryLimit returns the limits on device memory of the control groups that the process
+// is in, by the kernel's names of the memory. Most machines have none.
+func deviceMemoryLimit(h host) (all []finding) {
+	limited, err := limits.ReadDevices(os.DirFS(h.root))
+	if err != nil {
+		all = append(all, finding{Check: "device memory", Severity: note, Device: machine, Seen: err.Error(),
+			Means: "it is not known how much device memory this process may take"})
+	}
+	for _, region := range slices.Sorted(maps.Keys(limited)) {
+		l := limited[region]
+		all = append(all, finding{Check: "device memory", Severity: note, Device: machine,
+			Seen:   fmt.Sprintf("the control group %s allows %s of %s", l.Group, size(int(l.Bytes)), region),
+			Means:  "memory beyond the limit is refused, even if the device has it",
+			Remedy: "raise the limit if the program needs more (dmem.max), or have a cuda.Budget keep below it"})
 	}
 	return all
 }

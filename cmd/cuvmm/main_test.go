@@ -158,6 +158,8 @@ func TestMachineFindings(t *testing.T) {
 		{"control group, version 1", healthy().with("sys/fs/cgroup/memory/memory.limit_in_bytes", "1073741824"), nil, note, "the control group / allows 1 GiB"},
 		{"a group above", healthy().with("proc/self/cgroup", "0::/user.slice/app").with("sys/fs/cgroup/user.slice/memory.max", "1073741824").with("sys/fs/cgroup/user.slice/app/memory.max", "max"), nil, note, "the control group /user.slice allows 1 GiB"},
 		{"a group of version 1", healthy().with("proc/self/cgroup", "7:cpu:/x\n4:memory:/a/b\n0::/").with("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712").with("sys/fs/cgroup/memory/a/b/memory.limit_in_bytes", "1048576"), nil, note, "the control group /a/b allows 1 MiB"},
+		{"device memory", healthy().with("sys/fs/cgroup/dmem.max", "drm/0000:03:00.0/vram0 1073741824\nother max\n"), nil, note, "the control group / allows 1 GiB of drm/0000:03:00.0/vram0"},
+		{"device memory that is no number", healthy().with("sys/fs/cgroup/dmem.max", "drm/x many"), nil, note, `/sys/fs/cgroup/dmem.max`},
 		{"a limit that is no number", healthy().with("sys/fs/cgroup/memory.max", "many"), nil, note, `/sys/fs/cgroup/memory.max: "many" is neither a number of bytes nor max`},
 		{"seccomp", healthy().with("proc/self/status", "Seccomp:\t2\n"), nil, note, "system calls are filtered"},
 		{"ptrace", healthy().with("proc/sys/kernel/yama/ptrace_scope", "1\n"), nil, note, "ptrace_scope is 1"},

@@ -100,6 +100,9 @@ func TestCloseStaleGoesOn(t *testing.T) {
 		require.Eventually(t, func() bool { return f.State() == Ended }, peertest.Guard, time.Millisecond)
 	}
 	s := newStream(t, v.dev)
+	// The fault is for CloseStale: the publisher's side of the end records events, too.
+	require.Eventually(t, func() bool { return len(v.p.Stats().Followers) == 1 }, peertest.Guard, time.Millisecond)
+	require.NoError(t, v.dev.System().Drain(ctx))
 	v.machine.Inject(sim.Fault{Call: "cuEventRecord", Result: cuda.Code(driver.Unknown), Times: 1})
 	n, err := k.CloseStale(s)
 	require.Error(t, err)

@@ -22,3 +22,10 @@ func WithLimits(t testing.TB, read func() (limits.Host, error)) {
 
 // Promised returns how much memory is promised that has no pages yet.
 func Promised() int64 { return promised.Load() }
+
+// Retained returns how many bytes of idle pinned memory the engine's System retains.
+func (e *Engine) Retained() uint64 {
+	e.store.mu.Lock()
+	defer e.store.mu.Unlock()
+	return e.store.idleBytes
+}

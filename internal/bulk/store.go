@@ -137,13 +137,6 @@ func (e *Engine) Retain(bytes uint64) {
 	e.store.retain = bytes
 }
 
-// Retained returns how many bytes of idle pinned memory the engine's System retains.
-func (e *Engine) Retained() uint64 {
-	e.store.mu.Lock()
-	defer e.store.mu.Unlock()
-	return e.store.idleBytes
-}
-
 // get returns slabs of those classes: idle ones, which are pinned, and new ones, which are
 // not. New memory is counted against the limits before it is taken.
 func (st *store) get(op string, node int, sizes []uint64) ([]*slab, error) {

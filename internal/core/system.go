@@ -67,7 +67,7 @@ type System struct {
 	keepers   keepers
 	locals    locals
 	attached  attached
-	asleep    asleep
+	suspended suspended
 	// Rates are those of the copies out of suspended memory, and in.
 	Rates struct{ Out, In Rate }
 	// Away counts memory that was dropped beneath its owners.

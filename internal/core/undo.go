@@ -23,7 +23,8 @@ const NoDevice driver.Device = -1
 //	…
 //	u.Keep()
 //
-// The teardowns run the last first, up to one that fails: those before it may depend on it. What remains goes to the System's list of leftovers, which goes on where it stopped, so
+// The teardowns run the last first, up to one that fails: those before it may depend on it.
+// What remains goes to the System's list of leftovers, which goes on where it stopped, so
 // a teardown is called again after an error and never after a success. A teardown that takes
 // several steps goes forward: it remembers the steps that succeeded.
 //

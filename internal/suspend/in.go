@@ -60,7 +60,7 @@ func pauseFor(ctx context.Context, wait time.Duration, lack error) error {
 // resume tries it once with the budgets as they are.
 func (s *Suspension) resume(ctx context.Context, op string, members []Member) error {
 	for _, m := range members {
-		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Berth() == m.Berth() }) {
+		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Status() == m.Status() }) {
 			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
 		}
 		if m.Closed() {
@@ -89,9 +89,9 @@ func (s *Suspension) resume(ctx context.Context, op string, members []Member) er
 		return s.in(ctx, op, places)
 	})
 	for _, p := range places {
-		s.sys.Rouse(p.sleep) // also if Fill had them awake
+		s.sys.RemoveSuspended(p.sleep) // also if Fill had them awake
 		if err != nil {
-			s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
+			s.sys.AddSuspended(p.m.Base(), p.m.Size(), p.sleep)
 			p.m.Step(func() { p.step(undone) })
 		} else {
 			p.m.Step(func() { p.step(done) })
@@ -108,8 +108,8 @@ func (s *Suspension) wake(op string, members []Member) (woken []*place) {
 	places := slices.Clone(s.places)
 	s.mu.Unlock()
 	for _, p := range places {
-		named := len(members) == 0 || slices.ContainsFunc(members, func(m Member) bool { return m.Berth() == p.m.Berth() })
-		if !named || p.m.Berth().State() != Suspended || p.m.Acquire(op) != nil {
+		named := len(members) == 0 || slices.ContainsFunc(members, func(m Member) bool { return m.Status() == p.m.Status() })
+		if !named || p.m.Status().State() != Suspended || p.m.Acquire(op) != nil {
 			continue // it is awake, or was closed
 		}
 		p.m.Step(func() { p.step(begin) })
@@ -182,7 +182,7 @@ func (s *Suspension) takeOutAgain(op string, back []stretch) {
 	}
 	for _, r := range back {
 		if s.flying.Load() {
-			r.maps[0].Range.Shun(r.maps)
+			r.maps[0].Range.Pin(r.maps)
 		} else {
 			_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
 		}
@@ -276,7 +276,7 @@ func (s *Suspension) refill(ctx context.Context, op string, lost []*chunk) error
 	}
 	for len(lost) > 0 {
 		p, m := lost[0].fills, lost[0].at
-		s.sys.Rouse(p.sleep) // Fill writes there
+		s.sys.RemoveSuspended(p.sleep) // Fill writes there
 		at, size := m.Ptr(), m.Memory.Size
 		n := 1
 		for n < len(lost) && lost[n].fills == p && lost[n].at.Ptr() == at+driver.Ptr(size) {

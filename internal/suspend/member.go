@@ -12,7 +12,7 @@ import (
 // Member is memory that can be suspended. What a Suspension does to it is done by one
 // goroutine at a time, between Acquire and Release.
 type Member interface {
-	Berth() *Berth
+	Status() *Status
 	// System, Device and Base are fixed for life. Base is the address by which members are
 	// ordered, and their locks.
 	System() *core.System

@@ -244,9 +244,6 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 			return Report{}, err
 		}
 		defer m.Release()
-		if s := m.Berth().Sleep(); s != nil {
-			return Report{}, s.Error(op)
-		}
 		if err := m.Begin(op, func() {}); err != nil { // it changes nothing
 			return Report{}, err
 		}

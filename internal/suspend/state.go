@@ -44,10 +44,10 @@ var next = [states][events]State{
 	Resuming:   {begin: illegal, done: Awake, undone: Suspended},
 }
 
-// Berth is a member's place in a Suspension. Its zero value is that of a member that is awake.
+// Status is a member's place in a Suspension. Its zero value is that of a member that is awake.
 // Members embed one. It is read without a lock, and changed under the lock under which the
 // member submits work on its memory.
-type Berth struct {
+type Status struct {
 	state atomic.Uint32
 	in    atomic.Pointer[place] // nil while awake
 	gone  atomic.Bool           // the member is closed, and torn down
@@ -61,10 +61,10 @@ type place struct {
 }
 
 // State returns where the bytes are.
-func (b *Berth) State() State { return State(b.state.Load()) }
+func (b *Status) State() State { return State(b.state.Load()) }
 
 // Sleep says since when the member is not awake. It returns nil if it is.
-func (b *Berth) Sleep() *core.Sleep {
+func (b *Status) Sleep() *core.Sleep {
 	if p := b.in.Load(); p != nil {
 		return p.sleep
 	}
@@ -73,7 +73,7 @@ func (b *Berth) Sleep() *core.Sleep {
 
 // step changes the state by an event of the place's Suspension.
 func (p *place) step(e event) {
-	b := p.m.Berth()
+	b := p.m.Status()
 	after := next[b.State()][e]
 	if after == illegal {
 		panic("suspend: an event that the state of the member does not have")
@@ -87,17 +87,17 @@ func (p *place) step(e event) {
 }
 
 // Closed is what a member calls when it is torn down.
-func (b *Berth) Closed() {
+func (b *Status) Closed() {
 	b.gone.Store(true)
 	if p := b.in.Load(); p != nil {
-		p.of.sys.Rouse(p.sleep)
+		p.of.sys.RemoveSuspended(p.sleep)
 		p.of.prune()
 	}
 }
 
 // Unmapped is what a member calls after some of its mappings are gone: what was kept for them
 // goes if no other member needs it.
-func (b *Berth) Unmapped() {
+func (b *Status) Unmapped() {
 	if p := b.in.Load(); p != nil {
 		p.of.prune()
 	}

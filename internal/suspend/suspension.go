@@ -77,7 +77,7 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 			s.giveUp(s.asked[:i])
 			return nil, err
 		}
-		s.sys.Doze(p.m.Base(), p.m.Size(), p.sleep)
+		s.sys.AddSuspended(p.m.Base(), p.m.Size(), p.sleep)
 	}
 	s.sys.Track(s, life.KindSuspension, 0)
 	return s, nil
@@ -86,7 +86,7 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 // giveUp lets members go on that began to be suspended.
 func (s *Suspension) giveUp(places []*place) {
 	for _, p := range places {
-		s.sys.Rouse(p.sleep)
+		s.sys.RemoveSuspended(p.sleep)
 		p.m.Step(func() { p.step(undone) })
 		p.m.Release()
 	}
@@ -129,7 +129,7 @@ func (s *Suspension) prune() {
 			unused = append(unused, c)
 		}
 	}
-	s.places = slices.DeleteFunc(s.places, func(p *place) bool { return p.m.Berth().in.Load() != p || p.m.Berth().gone.Load() })
+	s.places = slices.DeleteFunc(s.places, func(p *place) bool { return p.m.Status().in.Load() != p || p.m.Status().gone.Load() })
 	over := len(s.places) == 0 && len(s.chunks) == 0 && !s.over
 	s.over = s.over || over
 	s.mu.Unlock()

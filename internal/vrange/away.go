@@ -113,9 +113,9 @@ func (r *Range) TakeOut(op string, maps []*Mapping) error {
 	return failed
 }
 
-// Shun is TakeOut of mappings on which work may be in flight that could not be waited for: it
+// Pin is TakeOut of mappings on which work may be in flight that could not be waited for: it
 // makes no driver call, and all of them are pinned.
-func (r *Range) Shun(maps []*Mapping) {
+func (r *Range) Pin(maps []*Mapping) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, m := range maps {

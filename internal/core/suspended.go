@@ -26,9 +26,9 @@ func (s *Sleep) Error(op string) error {
 		Hint:  "call Resume of its Suspension first"})
 }
 
-// asleep are the addresses of suspended objects, for operations that get an address and no
+// suspended are the addresses of suspended objects, for operations that get an address and no
 // object. While nothing sleeps the list is nil, and the query one load.
-type asleep struct {
+type suspended struct {
 	mu  lock.Mutex[lock.Leaf] // guards changes of the list
 	all atomic.Pointer[[]interval]
 }
@@ -59,25 +59,25 @@ func (r *Rate) Expected(bytes uint64) time.Duration {
 	return time.Duration(float64(bytes) / float64(rate) * float64(time.Second))
 }
 
-// Doze adds the addresses of an object that is suspended.
-func (s *System) Doze(at driver.Ptr, size uint64, sleep *Sleep) {
+// AddSuspended adds the addresses of an object that is suspended.
+func (s *System) AddSuspended(at driver.Ptr, size uint64, sleep *Sleep) {
 	if size == 0 {
 		return
 	}
-	s.asleep.edit(func(all []interval) []interval {
+	s.suspended.edit(func(all []interval) []interval {
 		i := sort.Search(len(all), func(i int) bool { return all[i].from >= at })
 		return slices.Insert(all, i, interval{at, at + driver.Ptr(size), sleep})
 	})
 }
 
-// Rouse removes the addresses that were added for the object. It is idempotent.
-func (s *System) Rouse(sleep *Sleep) {
-	s.asleep.edit(func(all []interval) []interval {
+// RemoveSuspended removes the addresses that were added for the object. It is idempotent.
+func (s *System) RemoveSuspended(sleep *Sleep) {
+	s.suspended.edit(func(all []interval) []interval {
 		return slices.DeleteFunc(all, func(i interval) bool { return i.sleep == sleep })
 	})
 }
 
-func (a *asleep) edit(change func([]interval) []interval) {
+func (a *suspended) edit(change func([]interval) []interval) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var all []interval
@@ -91,13 +91,13 @@ func (a *asleep) edit(change func([]interval) []interval) {
 	a.all.Store(&all)
 }
 
-// AnyAsleep reports whether any object sleeps.
-func (s *System) AnyAsleep() bool { return s.asleep.all.Load() != nil }
+// AnySuspended reports whether any object sleeps.
+func (s *System) AnySuspended() bool { return s.suspended.all.Load() != nil }
 
-// Awake refuses an operation on n bytes at an address if an object that sleeps has any of
+// CheckNotSuspended refuses an operation on n bytes at an address if an object that sleeps has any of
 // them. It finds mistakes: an object may be suspended after the query.
-func (s *System) Awake(op string, at driver.Ptr, n uint64) error {
-	all := s.asleep.all.Load()
+func (s *System) CheckNotSuspended(op string, at driver.Ptr, n uint64) error {
+	all := s.suspended.all.Load()
 	if all == nil {
 		return nil
 	}
