@@ -50,21 +50,43 @@ func TestAllocIsZeroed(t *testing.T) {
 // Memory in huge pages is aligned and zero, and parts of it are freed by themselves.
 func TestHugePages(t *testing.T) {
 	const n = 3 * HugePage
-	mem, err := AllocHuge(n)
-	require.NoError(t, err)
-	require.Len(t, mem, n)
-	require.Equal(t, n, cap(mem))
-	if Linux {
-		require.Zero(t, uintptr(unsafe.Pointer(&mem[0]))%HugePage)
-	}
-	require.NoError(t, Populate(mem[:HugePage]))
-	require.Equal(t, make([]byte, n), mem)
-	for _, at := range []int{1, 0, 2} {
-		part := mem[at*HugePage:][:HugePage:HugePage]
-		part[0] = 1
-		require.NoError(t, Free(part))
+	for _, last := range []int{0, 1, 2} {
+		mem, err := AllocHuge(n)
+		require.NoError(t, err)
+		require.Len(t, mem, n)
+		require.Equal(t, n, cap(mem))
 		if Linux {
-			require.False(t, host.Mapped(uint64(uintptr(unsafe.Pointer(&part[0]))), HugePage))
+			require.Zero(t, uintptr(unsafe.Pointer(&mem[0]))%HugePage)
+		}
+		require.NoError(t, Populate(mem[:HugePage]))
+		require.Equal(t, make([]byte, n), mem)
+		for k := 1; k <= 3; k++ {
+			part := mem[(last+k)%3*HugePage:][:HugePage:HugePage]
+			part[0] = 1
+			require.NoError(t, Free(part))
 		}
 	}
+}
+
+// The kernel may give the freed addresses to a thread that starts meanwhile, so being mapped
+// once proves nothing; being mapped every time does.
+func TestFreedHugePagesAreUnmapped(t *testing.T) {
+	if !Linux {
+		t.Skip("only Linux tells what is mapped")
+	}
+	for range 20 {
+		mem, err := AllocHuge(3 * HugePage)
+		require.NoError(t, err)
+		part := mem[HugePage:][:HugePage:HugePage]
+		at := uint64(uintptr(unsafe.Pointer(&part[0])))
+		require.True(t, host.Mapped(at, HugePage))
+		require.NoError(t, Free(part))
+		unmapped := !host.Mapped(at, HugePage)
+		require.NoError(t, Free(mem[:HugePage:HugePage]))
+		require.NoError(t, Free(mem[2*HugePage:]))
+		if unmapped {
+			return
+		}
+	}
+	t.Fatal("20 times, freed memory was still mapped")
 }
