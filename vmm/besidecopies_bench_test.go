@@ -225,9 +225,7 @@ func BenchmarkDriverBesideCopies(b *testing.B) {
 	sleepers(b, 0, rawHost, func(s *benchSleeper) {
 		z, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{Keep: vmm.Drop}, s.b) // makes room
 		require.NoError(s, err)
-		m := &chunkCopies{benchSleeper: s, drv: s.ctx.System().Drv, handles: make([]driver.MemHandle, s.n/sleepChunk)}
-		m.prop = driver.AllocationProp{Type: driver.AllocationPinned, RequestedHandleTypes: driver.HandlePosixFD,
-			Location: driver.Location{Type: driver.LocationDevice, ID: int32(s.d.Ordinal())}}
+		m := &chunkCopies{benchSleeper: s, drv: s.ctx.System().Drv, prop: s.prop(), handles: make([]driver.MemHandle, s.n/sleepChunk)}
 		var r driver.Result
 		m.base, r = m.drv.MemAddressReserve(uint64(s.n), 0, 0)
 		m.ok(r)
