@@ -5,7 +5,7 @@ module github.com/cuvmm/cuvmm/metrics
 go 1.25.0
 
 require (
-	github.com/cuvmm/cuvmm v0.0.0
+	github.com/cuvmm/cuvmm v0.1.0
 	github.com/prometheus/client_golang v1.23.2
 	github.com/stretchr/testify v1.12.1
 )
@@ -25,5 +25,3 @@ require (
 	golang.org/x/sys v0.43.0 // indirect
 	google.golang.org/protobuf v1.36.8 // indirect
 )
-
-replace github.com/cuvmm/cuvmm => ..

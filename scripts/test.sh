@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Tests every module of the repository. Arguments go to each `go test`: scripts/test.sh -race -short
 #
-# `go test ./...` stops at the border of a module, and a go.work that joined
-# them would break vendoring and hide what each module requires of its own.
+# `go test ./...` stops at the border of a module, also with a go.work.
 set -euo pipefail
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$scripts/.."

@@ -1,7 +1,7 @@
 // The linters, pinned, in a module of their own so that users of the library
 // never see their requirements. From the root of the repository:
 //
-//	go tool -modfile=tools/go.mod golangci-lint run
+//	$(cd tools && go tool -n golangci-lint) run
 module github.com/cuvmm/cuvmm/tools
 
 go 1.26.0

@@ -5,7 +5,7 @@ module github.com/cuvmm/cuvmm/cmd/cuvmm
 go 1.25.0
 
 require (
-	github.com/cuvmm/cuvmm v0.0.0
+	github.com/cuvmm/cuvmm v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.uber.org/goleak v1.3.0
 	golang.org/x/sync v0.20.0
@@ -14,5 +14,3 @@ require (
 )
 
 require go.yaml.in/yaml/v3 v3.0.5 // indirect
-
-replace github.com/cuvmm/cuvmm => ../..

@@ -5,7 +5,7 @@ module github.com/cuvmm/cuvmm/fabric/rendezvous/etcd
 go 1.26.0
 
 require (
-	github.com/cuvmm/cuvmm v0.0.0
+	github.com/cuvmm/cuvmm v0.1.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/etcd/api/v3 v3.7.3
 	go.etcd.io/etcd/client/v3 v3.7.3
@@ -30,5 +30,3 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.11 // indirect
 )
-
-replace github.com/cuvmm/cuvmm => ../../..

@@ -18,7 +18,7 @@ var allowedRequirements = []string{
 	"pgregory.net/rapid",
 }
 
-const nestedRemedy = "put what needs it into a nested module that replaces the root by its relative path"
+const nestedRemedy = "put what needs it into a nested module, which go.work uses"
 
 // checkRequirements holds the root module to its few requirements. An import
 // counts too: the mark // indirect would else be a way round.
@@ -54,41 +54,60 @@ func checkRequirements(tr *tree) []string {
 	return complaints
 }
 
-// checkNestedModules: a nested module that uses the library uses the one
-// beside it, not a published one.
+// checkNestedModules: `go install` refuses a module that has a replace or an exclude, so
+// a checkout joins its modules by go.work.
 func checkNestedModules(tr *tree) []string {
 	var complaints []string
+	workspace := workspaceOf(tr)
 	for _, dir := range nestedModules(tr) {
 		file := dir + "/go.mod"
-		up := strings.TrimSuffix(strings.Repeat("../", strings.Count(dir, "/")+1), "/")
-		line, replaced := 0, false
 		for _, d := range directives(tr.read(file)) {
 			switch {
 			case d.verb == "module" && d.args[0] != modulePath+"/"+dir:
 				complaints = append(complaints, fmt.Sprintf("%s:%d: module %s: its path must be %s/%s, or it cannot be imported", file, d.line, d.args[0], modulePath, dir))
-			case d.verb == "require" && d.args[0] == modulePath:
-				line = d.line
-			case d.verb == "replace" && d.args[0] == modulePath:
-				replaced = d.args[len(d.args)-1] == up
+			case d.verb == "replace" || d.verb == "exclude":
+				complaints = append(complaints, fmt.Sprintf("%s:%d: %s: go install refuses a module that has one; go.work joins the modules of a checkout", file, d.line, d.verb))
+			case d.verb == "require" && d.args[0] == modulePath && d.args[1] != workspace.version:
+				complaints = append(complaints, fmt.Sprintf("%s:%d: requires the root as %s, and go.work replaces %q: all modules have one version", file, d.line, d.args[1], workspace.version))
+			case d.verb == "require" && d.args[0] == modulePath && !slices.Contains(workspace.uses, "./"+dir):
+				complaints = append(complaints, fmt.Sprintf("%s:%d: requires the root, and go.work does not use ./%s: add it", file, d.line, dir))
 			}
-		}
-		if line > 0 && !replaced {
-			complaints = append(complaints, fmt.Sprintf("%s:%d: requires the root without replacing it: add `replace %s => %s`", file, line, modulePath, up))
 		}
 	}
 	return complaints
 }
 
-// checkNoWorkspace: a workspace file would hide the nested modules from
-// `go test ./...` at the root, and vendoring does not work with one.
-func checkNoWorkspace(tr *tree) []string {
-	var complaints []string
-	for _, name := range tr.files {
-		if base := path.Base(name); base == "go.work" || base == "go.work.sum" {
-			complaints = append(complaints, name+": no workspace file is committed: remove it; scripts/test.sh tests every module")
+// checkVersion: the Python package is released with the modules.
+func checkVersion(tr *tree) []string {
+	const project = "python/pyproject.toml"
+	want := fmt.Sprintf("version = %q", strings.TrimPrefix(workspaceOf(tr).version, "v"))
+	if !slices.Contains(tr.files, project) || strings.Contains(tr.read(project), "\n"+want+"\n") {
+		return nil
+	}
+	return []string{fmt.Sprintf("%s: its version is not the modules': it must say %s, as go.work does", project, want)}
+}
+
+// A workspace is what go.work says: the modules that it joins, and the version of the root
+// that they require.
+type workspace struct {
+	uses    []string
+	version string
+}
+
+func workspaceOf(tr *tree) workspace {
+	var w workspace
+	if !slices.Contains(tr.files, "go.work") {
+		return w
+	}
+	for _, d := range directives(tr.read("go.work")) {
+		switch {
+		case d.verb == "use":
+			w.uses = append(w.uses, d.args[0])
+		case d.verb == "replace" && d.args[0] == modulePath && d.args[len(d.args)-1] == ".":
+			w.version = d.args[1]
 		}
 	}
-	return complaints
+	return w
 }
 
 // nestedModules returns the folders of the modules below the root.
@@ -109,7 +128,7 @@ type directive struct {
 	line    int
 }
 
-// directives reads a go.mod, blocks flattened.
+// directives reads a go.mod or a go.work, blocks flattened.
 func directives(mod string) []directive {
 	var out []directive
 	block, n := "", 0
@@ -152,23 +171,31 @@ func TestRequirements(t *testing.T) {
 }
 
 func TestNestedModules(t *testing.T) {
+	const work = "go 1.26.0\n\nuse (\n\t.\n\t./fabric/etcd\n)\n\nreplace " + modulePath + " v0.1.0 => .\n"
 	mod := func(rest string) string { return "module " + modulePath + "/fabric/etcd\n" + rest }
 	for _, c := range []struct {
-		name, mod string
-		want      []string
+		name, work, mod string
+		want            []string
 	}{
-		{"does not use the root", mod(""), nil},
-		{"replaces it", mod("require " + modulePath + " v0.0.0\nreplace " + modulePath + " => ../..\n"), nil},
-		{"does not", mod("require (\n\t" + modulePath + " v0.0.0\n)\n"), []string{"fabric/etcd/go.mod:3: requires the root without replacing it: add `replace " + modulePath + " => ../..`"}},
-		{"by another path", mod("require " + modulePath + " v0.0.0\nreplace " + modulePath + " v0.0.0 => ../../..\n"), []string{"=> ../..`"}},
-		{"named otherwise", "module example.com/etcd\n", []string{"its path must be " + modulePath + "/fabric/etcd"}},
+		{"does not use the root", "", mod(""), nil},
+		{"uses it", work, mod("require " + modulePath + " v0.1.0\n"), nil},
+		{"replaces it", work, mod("require " + modulePath + " v0.1.0\nreplace " + modulePath + " => ../..\n"), []string{"fabric/etcd/go.mod:3: replace: go install refuses"}},
+		{"excludes", work, mod("exclude example.com/a v1.0.0\n"), []string{"fabric/etcd/go.mod:2: exclude"}},
+		{"another version", work, mod("require (\n\t" + modulePath + " v0.0.9\n)\n"), []string{"fabric/etcd/go.mod:3: requires the root as v0.0.9, and go.work replaces \"v0.1.0\""}},
+		{"outside of the workspace", strings.Replace(work, "./fabric/etcd", "./metrics", 1), mod("require " + modulePath + " v0.1.0\n"), []string{"go.work does not use ./fabric/etcd"}},
+		{"named otherwise", work, "module example.com/etcd\n", []string{"its path must be " + modulePath + "/fabric/etcd"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			wantComplaints(t, checkNestedModules(given(t, "go.mod", "", "fabric/etcd/go.mod", c.mod)), c.want...)
+			wantComplaints(t, checkNestedModules(given(t, "go.mod", "", "go.work", c.work, "fabric/etcd/go.mod", c.mod)), c.want...)
 		})
 	}
 }
 
-func TestNoWorkspace(t *testing.T) {
-	wantComplaints(t, checkNoWorkspace(given(t, "go.mod", "", "go.work", "go 1.25\n", "a/go.work.sum", "")), "a/go.work.sum", "go.work: no workspace file")
+func TestVersion(t *testing.T) {
+	tree := func(version string) *tree {
+		return given(t, "go.work", "replace "+modulePath+" v0.1.0 => .\n", "python/pyproject.toml", "[project]\nversion = \""+version+"\"\n")
+	}
+	wantComplaints(t, checkVersion(tree("0.1.0")))
+	wantComplaints(t, checkVersion(tree("0.2.0")), `python/pyproject.toml: its version is not the modules': it must say version = "0.1.0"`)
+	wantComplaints(t, checkVersion(given(t, "go.work", "")))
 }

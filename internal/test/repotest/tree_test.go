@@ -35,7 +35,7 @@ type rule func(*tree) []string
 var rules = map[string]rule{
 	"requirements":     checkRequirements,
 	"nested modules":   checkNestedModules,
-	"no go.work":       checkNoWorkspace,
+	"version":          checkVersion,
 	"imports run down": checkLayers,
 	"system calls":     checkSystemCalls,
 	"testing code":     checkTestLibraries,
