@@ -30,7 +30,7 @@ go build -tags cuvmm_fault_hook -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd
 export CUVMM_TEST_PEER=$work/peer CUVMM_TEST_SAMPLES=$work
 cd python
 if command -v mypy >/dev/null; then
-	mypy --cache-dir "$work/mypy" cuvmm tests samples/*.py backend.py
+	mypy --cache-dir "$work/mypy" cuvmm tests samples/*.py
 fi
 python3 -X dev -W error::ResourceWarning -m unittest "$@"
 # In a process of its own: two libraries with Go's runtime do not go together.

@@ -12,11 +12,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/cuvmm/cuvmm/internal/test/needs"
 )
-
-const root = "../../.."
 
 // The command is installed, and a user's program built, from the modules as a proxy serves
 // them: without go.work, and with the requirements that each go.mod states.
@@ -24,6 +20,7 @@ func TestGoModules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program that requires a client of etcd")
 	}
+	needsSources(t)
 	version, folders := modules(t)
 	proxy := t.TempDir()
 	for module, folder := range folders {
@@ -55,10 +52,6 @@ func modules(t *testing.T) (version string, folders map[string]string) {
 		Replace []struct {
 			Old struct{ Path, Version string }
 		}
-	}
-	needs.Program(t, "go")
-	if _, err := os.Stat(filepath.Join(root, "go.work")); err != nil {
-		needs.Lacks(t, "the repository's sources")
 	}
 	edit := exec.Command("go", "work", "edit", "-json")
 	edit.Dir = root
@@ -140,14 +133,4 @@ func user(t *testing.T, proxy string) func(dir string, args ...string) string {
 		cmd.Dir, cmd.Env = dir, env
 		return strings.TrimSpace(execute(t, cmd))
 	}
-}
-
-// execute returns what a program prints, and ends the test if it fails.
-func execute(t *testing.T, cmd *exec.Cmd) string {
-	t.Helper()
-	var problems strings.Builder
-	cmd.Stderr = &problems
-	out, err := cmd.Output()
-	require.NoError(t, err, "%s\n%s%s", strings.Join(cmd.Args, " "), out, &problems)
-	return string(out)
 }
