@@ -358,6 +358,11 @@ var scenarios = []scenario{
 	{name: "Slice.CopyToHost", setup: func(w *world) { w.buffer(2); w.part(50, 1000); w.pinned(1000) },
 		op: func(w *world) error { return w.slice.CopyToHost(nil, w.host.All()) }},
 	{name: "Suspend", setup: (*world).family, op: func(w *world) error { return w.suspendFamily(vmm.SuspendOptions{}) }},
+	{name: "Suspend to memory that is pinned", setup: func(w *world) {
+		w.family()
+		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{}))
+		require.NoError(w.t, w.sleep.Resume(w.ctx()))
+	}, op: func(w *world) error { return w.suspendFamily(vmm.SuspendOptions{}) }},
 	{name: "Suspend and drop", setup: (*world).family,
 		op: func(w *world) error { return w.suspendFamily(vmm.SuspendOptions{Keep: vmm.Drop}) }},
 	{name: "SuspendAfter", setup: (*world).family, async: true, op: func(w *world) (err error) {

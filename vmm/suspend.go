@@ -108,7 +108,9 @@ type Suspension struct {
 //
 // It waits for all work that could use the memory, as Clip does, and copies the bytes out. From
 // its beginning on operations of the memory return ErrSuspended, except those that need none: see
-// the package documentation. After an error, and when ctx ends first, nothing has changed.
+// the package documentation. After an error nothing has changed, and when ctx ends first that is one.
+// Once memory was given back Suspend does not fail any more, and ignores the end of ctx: what cannot
+// be copied then stays.
 //
 // A chunk goes if the named memory is its only owner: memory that Fork or Move shares goes if
 // all who share it are named, and is copied once. What stays is mapped as before, and Report

@@ -107,7 +107,7 @@ func (b *Backing) copy(ctx context.Context, dir direction, segments []Segment, o
 		return err
 	}
 	o.Meter.begin(p.bytes)
-	m := &move{b, p, offset, make([]flight, 1)}
+	m := &move{b, p, offset, make([]flight, 1), o.Await}
 	first, last := int(offset/slabBytes), int((offset+p.bytes-1)/slabBytes)
 	pinned := b.pinned(first, last)
 	if !pinned {
@@ -115,6 +115,9 @@ func (b *Backing) copy(ctx context.Context, dir direction, segments []Segment, o
 	}
 	for i := range m.flights {
 		m.flights[i] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: i % 2}
+	}
+	if pinned {
+		m.flights[0].passed = o.Passed
 	}
 	err = l.order(o.Op, o.After)
 	switch {
@@ -147,6 +150,7 @@ type move struct {
 	plan    *plan
 	offset  uint64 // in the backing
 	flights []flight
+	await   func(bytes uint64) error
 }
 
 // submit copies bytes first to end of the plan, piece by piece, with so many groups of a flight
@@ -157,6 +161,11 @@ func (m *move) submit(ctx context.Context, with int, first, end, piece uint64, i
 		at := m.offset + first
 		i, in := at/slabBytes, at%slabBytes
 		n := min(piece, slabBytes-in, end-first)
+		if m.await != nil {
+			if err := m.await(first + n); err != nil {
+				return err
+			}
+		}
 		if err := ended(ctx, f.op); err != nil {
 			return err
 		}

@@ -49,6 +49,12 @@ type Options struct {
 	Meter *Meter
 	// Threads is how many threads pin, read and write; 0 chooses.
 	Threads int
+	// Await, if it is not nil, returns when so many of the first bytes that a Backing copies may
+	// be used. Several goroutines call it if the backing is not pinned. An error ends the operation.
+	Await func(bytes uint64) error
+	// Passed, if it is not nil, is told how many of the first bytes that a Backing copies have
+	// been copied. It is not called if the backing is not pinned: its pieces pass in no order.
+	Passed func(bytes uint64)
 }
 
 func (o Options) threads() int {

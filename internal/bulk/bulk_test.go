@@ -150,6 +150,51 @@ func TestOutAndIn(t *testing.T) {
 	})
 }
 
+// Memory may be taken behind the bytes that have passed, and made ahead of those that are awaited.
+func TestBytesThatPassAndAreAwaited(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		g := on(t, d)
+		const size = 36 * bulk.PieceBytes // more than are in flight
+		p := g.memory(t, size)
+		b := random(size, 1)
+		g.write(t, p, b)
+		all := []bulk.Segment{{Ptr: p, Bytes: size}}
+		backing, err := g.Reserve(t.Context(), size, true, o)
+		require.NoError(t, err)
+		defer backing.Release()
+		out := o
+		passed, times := uint64(0), 0
+		out.Passed = func(n uint64) {
+			require.Greater(t, n, passed)
+			g.write(t, p+driver.Ptr(passed), make([]byte, n-passed))
+			passed = n
+			times++
+		}
+		require.NoError(t, backing.Out(t.Context(), all, 0, out))
+		require.EqualValues(t, size, passed)
+		require.Greater(t, times, 1)
+
+		in := o
+		made := uint64(0)
+		in.Await = func(n uint64) error {
+			require.LessOrEqual(t, n-made, uint64(bulk.PieceBytes))
+			made = n
+			return nil
+		}
+		require.NoError(t, backing.In(t.Context(), all, 0, in))
+		require.EqualValues(t, size, made)
+		same(t, b, g.read(t, p, size), "in")
+		boom := errors.New("boom")
+		in.Await = func(n uint64) error {
+			if n > 2*bulk.PieceBytes {
+				return boom
+			}
+			return nil
+		}
+		require.ErrorIs(t, backing.In(t.Context(), all, 0, in), boom)
+	})
+}
+
 // A stream of bytes is read into any segments, and written from them, whatever the alignment
 // of the reader.
 func TestFillAndDrain(t *testing.T) {

@@ -28,8 +28,11 @@ type flight struct {
 	dir   direction
 	meter *Meter
 	turn  int
-	open  group   // submitted, and not marked
-	sent  []group // marked, the oldest first
+	// passed, if it is not nil, is told how much has passed.
+	passed func(bytes uint64)
+	done   uint64
+	open   group   // submitted, and not marked
+	sent   []group // marked, the oldest first
 	// unmarked: work was submitted behind which no event could be recorded.
 	unmarked bool
 }
@@ -115,6 +118,9 @@ func (f *flight) poll() (passed bool, err error) {
 		c.Recycle(g.event)
 		f.sent = f.sent[1:]
 		f.meter.add(g.bytes)
+		if f.done += g.bytes; f.passed != nil {
+			f.passed(f.done)
+		}
 		return true, nil
 	case driver.NotReady:
 		return false, nil
@@ -126,6 +132,7 @@ func (f *flight) poll() (passed bool, err error) {
 // land waits for all that was submitted until end, after an operation has failed. It reports
 // whether nothing is in flight: in a lost context nothing is.
 func (f *flight) land(end time.Time) (passed bool) {
+	f.passed = nil
 	if f.ctx().Lost() == driver.Success && f.mark() == nil && !f.unmarked {
 		for len(f.sent) > 0 && time.Now().Before(end) {
 			if passed, err := f.poll(); err != nil {

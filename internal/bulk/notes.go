@@ -42,6 +42,9 @@ package bulk
 // another copy. Many small tensors of a file are gathered the other way, by readers that put
 // them side by side into a piece.
 //
+// Options.Await and Passed let a caller map memory ahead of the copies and unmap it behind them,
+// on another goroutine. What has passed is told in order, and as late as copies are in flight.
+//
 // Backing.Out submits from one goroutine; with slabs that are not pinned yet, from those that
 // pin them, each behind its slab (pinning.go). Fill and Drain have
 // workers with two pieces each, one being copied while the other is read or written (ring.go).

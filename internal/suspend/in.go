@@ -125,42 +125,41 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 		c.maps = slices.DeleteFunc(c.maps, func(m *vrange.Mapping) bool { return !m.Away() })
 	}
 	back.chunks = slices.DeleteFunc(back.chunks, func(c *chunk) bool { return len(c.maps) == 0 })
-	var lost []*chunk // whose memory comes back; that of others came with another member
+	// Chunks whose memory comes back, as they went and as they come. That of others came with
+	// another member.
+	var lost, come []*chunk
 	s.mu.Lock()
 	for _, b := range back.chunks {
 		if c := s.chunks[b.h]; c != nil {
-			c.at, c.fills = b.maps[0], b.first
-			lost = append(lost, c)
+			b.at, b.kept, b.off = b.maps[0], c.kept, c.off
+			lost, come = append(lost, c), append(come, b)
 		}
 	}
 	s.mu.Unlock()
 	if err := s.renew(ctx, op, places, lost); err != nil {
 		return err
 	}
-	byReach := ranges(back.chunks, s.reach)
-	mapped := 0
+	var mapped []stretch
 	defer func() {
-		if err == nil {
-			return
+		if err != nil {
+			s.takeOutAgain(op, mapped)
+			s.dropAll(op, lost)
 		}
-		s.takeOutAgain(op, byReach[:mapped])
-		s.dropAll(op, lost)
 	}()
-	for _, r := range byReach {
-		if err := r.maps[0].Range.PutBack(op, r.maps, r.reach); err != nil {
-			return err
-		}
-		mapped++
-	}
-	if err := s.refill(ctx, op, lost); err != nil {
+	if mapped, err = s.bring(ctx, op, back.chunks); err != nil {
 		return err
 	}
-	for _, r := range byReach {
+	if s.o.Fill != nil {
+		if err := s.refill(ctx, op, come); err != nil {
+			return err
+		}
+	}
+	for _, r := range mapped {
 		if err := r.maps[0].Range.Regrant(op, r.maps, r.reach); err != nil {
 			return err
 		}
 	}
-	for _, r := range byReach {
+	for _, r := range mapped {
 		r.maps[0].Range.Continue(r.maps)
 	}
 	s.returned(op, lost)
@@ -246,12 +245,9 @@ func (s *Suspension) dropAll(op string, chunks []*chunk) {
 	}
 }
 
-// reach returns the device that is to write a mapping's memory and may not, or none.
-func (s *Suspension) reach(m *vrange.Mapping) (none driver.Location) {
-	s.mu.Lock()
-	c := s.chunks[m.Memory]
-	s.mu.Unlock()
-	if c == nil || c.at != m {
+// reach returns the device that is to write a chunk through a mapping and may not, or none.
+func (s *Suspension) reach(c *chunk, m *vrange.Mapping) (none driver.Location) {
+	if c.at != m {
 		return none
 	}
 	var by *cuda.Device
@@ -259,7 +255,7 @@ func (s *Suspension) reach(m *vrange.Mapping) (none driver.Location) {
 	case c.kept != nil:
 		by = c.kept.dev
 	case s.o.Fill != nil:
-		by = c.fills.m.Device()
+		by = c.first.m.Device()
 	default:
 		return none
 	}
@@ -269,21 +265,18 @@ func (s *Suspension) reach(m *vrange.Mapping) (none driver.Location) {
 	return none
 }
 
-// refill brings the bytes of chunks back.
-func (s *Suspension) refill(ctx context.Context, op string, lost []*chunk) error {
-	if s.o.Fill == nil {
-		return s.load(ctx, op, lost)
-	}
-	for len(lost) > 0 {
-		p, m := lost[0].fills, lost[0].at
+// refill has the source write the bytes of chunks that come back.
+func (s *Suspension) refill(ctx context.Context, op string, come []*chunk) error {
+	for len(come) > 0 {
+		p, m := come[0].first, come[0].at
 		s.sys.RemoveSuspended(p.sleep) // Fill writes there
 		at, size := m.Ptr(), m.Memory.Size
 		n := 1
-		for n < len(lost) && lost[n].fills == p && lost[n].at.Ptr() == at+driver.Ptr(size) {
-			size += lost[n].size
+		for n < len(come) && come[n].first == p && come[n].at.Ptr() == at+driver.Ptr(size) {
+			size += come[n].size
 			n++
 		}
-		lost = lost[n:]
+		come = come[n:]
 		end := uint64(p.m.Base()) + p.m.Used()
 		if end <= uint64(at) {
 			continue

@@ -3,8 +3,6 @@ package suspend
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/bulk"
@@ -21,34 +19,6 @@ type kept struct {
 	backing *bulk.Backing
 	bytes   uint64
 	chunks  int // guarded by the lock of the Suspension
-}
-
-// save keeps the bytes of chunks. It has the host memory before it waits for the GPU.
-func (s *Suspension) save(ctx context.Context, op string, chunks []*chunk, wait func() error) error {
-	if s.o.Keep {
-		if err := s.reserve(ctx, op, chunks); err != nil {
-			return err
-		}
-	}
-	if err := wait(); err != nil {
-		return err
-	}
-	rate := &s.sys.Rates.Out
-	for _, c := range chunks {
-		if c.kept != nil && c.kept.backing.Pinned() < c.kept.bytes {
-			rate = new(core.Rate) // pinning takes longer than the copies, and the next time there is none
-		}
-	}
-	return s.move(ctx, chunks, rate, func(k *kept, part []bulk.Segment, off uint64) error {
-		return k.backing.Out(ctx, part, off, bulk.Options{Op: op})
-	})
-}
-
-// load copies the bytes of chunks back.
-func (s *Suspension) load(ctx context.Context, op string, chunks []*chunk) error {
-	return s.move(ctx, chunks, &s.sys.Rates.In, func(k *kept, part []bulk.Segment, off uint64) error {
-		return k.backing.In(ctx, part, off, bulk.Options{Op: op})
-	})
 }
 
 // reserve takes host memory for chunks, one block for those of a member.
@@ -81,51 +51,6 @@ func (s *Suspension) reserve(ctx context.Context, op string, chunks []*chunk) er
 		}
 	}
 	return nil
-}
-
-// move copies the bytes of chunks at their mapping at, in runs that follow each other in what
-// is kept. The devices copy side by side.
-func (s *Suspension) move(ctx context.Context, chunks []*chunk, rate *core.Rate, part func(k *kept, part []bulk.Segment, off uint64) error) error {
-	began, bytes := time.Now(), uint64(0)
-	type run struct {
-		k        *kept
-		segments []bulk.Segment
-		from, to uint64
-	}
-	byDevice := map[*cuda.Device][]run{}
-	for _, c := range chunks {
-		if c.kept == nil {
-			continue // nothing is kept
-		}
-		runs := byDevice[c.kept.dev]
-		if n := len(runs); n == 0 || runs[n-1].k != c.kept || runs[n-1].to != c.off {
-			runs = append(runs, run{k: c.kept, from: c.off, to: c.off})
-		}
-		last := &runs[len(runs)-1]
-		last.segments = append(last.segments, bulk.Segment{Ptr: c.at.Ptr(), Bytes: c.size})
-		last.to += c.size
-		byDevice[c.kept.dev] = runs
-		bytes += c.size
-	}
-	var devices sync.WaitGroup
-	failed := make(chan error, len(byDevice))
-	for _, runs := range byDevice {
-		devices.Go(func() {
-			for _, r := range runs {
-				if err := part(r.k, r.segments, r.from); err != nil {
-					failed <- err
-					return
-				}
-			}
-		})
-	}
-	devices.Wait()
-	close(failed)
-	err := <-failed
-	if err == nil {
-		rate.Note(bytes, time.Since(began))
-	}
-	return err
 }
 
 // forget ends the chunk's part in what is kept.

@@ -11,8 +11,8 @@ import (
 	"github.com/cuvmm/cuvmm/internal/life"
 )
 
-// Out suspends members, after all work that could use their memory. After an error, and when
-// the context ends first, nothing has changed.
+// Out suspends members, after all work that could use their memory. After an error nothing has
+// changed. Once memory was given back it goes forward, whether the context ends or not.
 func Out(ctx context.Context, op string, o Options, members []Member) (*Suspension, error) {
 	s, err := newSuspension(op, o, members)
 	if err != nil {
@@ -88,8 +88,8 @@ func devicesOf(p *plan) (all []driver.Device) {
 }
 
 // out takes the memory of members that Begin took out of use. wait waits for the GPU. Until
-// the bytes are safe, an error or the end of the context undoes everything. From the first
-// mapping on that is unmapped it goes forward.
+// the first memory is unmapped, an error or the end of the context undoes everything. From then
+// on it goes forward: what cannot be copied any more stays.
 func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error) error {
 	defer func() { s.turn <- struct{}{} }()
 	places := s.asked
@@ -115,8 +115,12 @@ func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error)
 		if err := p.acquire(op); err != nil {
 			return err
 		}
-		if err := s.save(ctx, op, p.going(), func() error { return wait(p) }); err != nil {
-			return err
+		going := p.going()
+		if err := s.save(ctx, op, going, func() error { return wait(p) }); err != nil {
+			if !slices.ContainsFunc(going, func(c *chunk) bool { return c.given }) {
+				return err
+			}
+			keepRest(going, err)
 		}
 		s.leave(op, places, p)
 		return nil
@@ -136,25 +140,44 @@ func (s *Suspension) stay(p *plan) {
 	}
 }
 
-// leave unmaps the memory, whose bytes are safe, and gives it back to the driver.
-func (s *Suspension) leave(op string, places []*place, p *plan) {
-	going := p.going()
-	for _, r := range ranges(going, nil) {
+// keepRest has chunks stay that have not gone when copies failed.
+func keepRest(going []*chunk, err error) {
+	for _, c := range going {
+		if !c.given {
+			c.stays = fmt.Sprintf("its bytes could not be copied: %v", err)
+			c.forget()
+			c.untake()
+		}
+	}
+}
+
+// give unmaps chunks whose bytes are safe, and gives their memory back to the driver.
+func (s *Suspension) give(op string, chunks []*chunk) {
+	for _, r := range ranges(chunks, nil) {
 		_ = r.maps[0].Range.TakeOut(op, r.maps) // what is refused is pinned
 	}
+	s.mu.Lock()
+	for _, c := range chunks {
+		s.chunks[c.h] = c
+	}
+	s.mu.Unlock()
+	for _, c := range chunks {
+		c.given = true
+		s.drop(op, c)
+	}
+}
+
+// leave gives back what has not gone yet of the memory, whose bytes are safe, and ends the
+// suspension's part in the members.
+func (s *Suspension) leave(op string, places []*place, p *plan) {
+	s.give(op, slices.DeleteFunc(p.going(), func(c *chunk) bool { return c.given }))
 	for _, r := range p.ranges {
 		r.maps[0].Range.Continue(r.maps) // what stays is there
 	}
 	s.mu.Lock()
 	s.places, s.slept = slices.Clone(places), true
-	for _, c := range going {
-		s.chunks[c.h] = c
-	}
 	s.mu.Unlock()
 	s.all = p.chunks
-	for _, c := range going {
-		s.drop(op, c)
-	}
 	s.SetBytes(s.account())
 	for _, at := range places {
 		at.m.Step(func() { at.step(done) })

@@ -22,14 +22,14 @@ type chunk struct {
 	// mappings of all.
 	first *place
 	maps  []*vrange.Mapping
-	// fills is the member whose source fills the memory as it comes back.
-	fills *place
 	// stays says why the memory is not taken. It stays mapped, and nothing is kept of it.
 	stays string
 	kept  *kept  // its bytes, in host memory; nil if they are not kept
 	off   uint64 // where in it
 	// at is the mapping through which the bytes are copied, or filled.
 	at *vrange.Mapping
+	// given: the memory is unmapped, and given back as far as the driver takes it.
+	given bool
 	// owed: the driver refused to unmap or to release it, which the System's leftovers try
 	// again.
 	owed error
@@ -49,7 +49,7 @@ type stretch struct {
 }
 
 // ranges returns the mappings of chunks.
-func ranges(chunks []*chunk, reach func(*vrange.Mapping) driver.Location) (all []stretch) {
+func ranges(chunks []*chunk, reach func(*chunk, *vrange.Mapping) driver.Location) (all []stretch) {
 	type key struct {
 		in    *vrange.Range
 		reach driver.Location
@@ -59,7 +59,7 @@ func ranges(chunks []*chunk, reach func(*vrange.Mapping) driver.Location) (all [
 		for _, m := range c.maps {
 			k := key{in: m.Range}
 			if reach != nil {
-				k.reach = reach(m)
+				k.reach = reach(c, m)
 			}
 			i, known := at[k]
 			if !known {

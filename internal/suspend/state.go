@@ -2,7 +2,8 @@
 // same addresses. What can be suspended is a [Member]: buffers, mappings; a [Suspension] is
 // one operation on several of them, because they may share chunks.
 //
-// state.go has what a member permits when, plan.go which chunks go, out.go and in.go the steps.
+// state.go has what a member permits when, plan.go which chunks go, out.go and in.go the steps,
+// and lane.go and copies.go how driver calls go beside copies.
 package suspend
 
 import (
