@@ -84,8 +84,9 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 		return nil, errs.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
 	}
 	for _, u := range o.Uses {
-		if u.Bytes <= 0 {
-			return nil, errs.Invalid(op, fmt.Sprintf("a use of %d bytes at %v", u.Bytes, u.At), "name the addresses that the graph uses")
+		if u.Bytes <= 0 || u.At+Ptr(u.Bytes-1) < u.At {
+			return nil, errs.Invalid(op, fmt.Sprintf("a use of %d bytes at %v", u.Bytes, u.At),
+				"name the addresses that the graph uses: at least one byte, and none behind the last address")
 		}
 	}
 	if s.in.IsLegacy() {

@@ -65,7 +65,8 @@ type Source interface {
 	// still return ErrSuspended: Fill uses the address, which raw work of other goroutines can
 	// use as well while Fill runs. m is the object as it was named. Memory that several share is
 	// filled once, through the first of them that is resumed. Fill must not resume, suspend or
-	// close m. A panic of it is an error of Resume.
+	// close m. It runs on a goroutine of its own. A panic of it is an error of Resume, as is
+	// runtime.Goexit.
 	Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error
 }
 
@@ -226,14 +227,22 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	return in, nil
 }
 
-// fill has the source write, and returns a panic of it as an error: the memory sleeps on.
+// fill has the source write, and returns a panic of it, or the end of its goroutine, as an error:
+// the memory sleeps on.
 func fill(ctx context.Context, from Source, s *cuda.Stream, m Memory, at cuda.Ptr, n int) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("Source.Fill panicked: %v\n%s", p, debug.Stack())
-		}
+	ended := make(chan struct{})
+	go func() { // of its own, since runtime.Goexit would leave Resume where it is
+		defer close(ended)
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("Source.Fill panicked: %v\n%s", p, debug.Stack())
+			}
+		}()
+		err = errors.New("Source.Fill ended its goroutine (runtime.Goexit, as FailNow of a test does)")
+		err = from.Fill(ctx, s, m, at, n)
 	}()
-	return from.Fill(ctx, s, m, at, n)
+	<-ended
+	return err
 }
 
 func lackOf(op string, m suspend.Member, h *phys.Handle, all uint64, r driver.Result, short error) error {
@@ -273,7 +282,11 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 		}
 	}
 	defer runtime.KeepAlive(s) // it is not lost while this waits
-	return in.Resume(ctx, op, members)
+	err = in.Resume(ctx, op, members)
+	if e := (*cuda.Error)(nil); errors.As(err, &e) && e.Code != 0 && e.Hint == "" {
+		err = fmt.Errorf("%w (the memory sleeps on, with what is kept of it: call Resume again, or Close what is not needed)", err)
+	}
+	return err
 }
 
 // Released returns the completion of the suspension: the memory that goes is free then, as far
@@ -316,11 +329,11 @@ type Held struct {
 	Ptr  cuda.Ptr
 	// Asked bytes of memory were to go, and Given of them went back to the driver.
 	Asked, Given int
-	// Rest says what keeps the others.
+	// Rest says what keeps the others, with one entry for each reason.
 	Rest []Rest
 }
 
-// Rest is memory that stayed, and why.
+// Rest is memory that stayed, and why. What the driver said of several chunks is that of the first.
 type Rest struct {
 	Bytes int
 	Why   string

@@ -741,24 +741,71 @@ func TestMemoryPinnedByAnotherMember(t *testing.T) {
 	require.Equal(t, want, w.bytes(next))
 }
 
-// A source that panics is one that failed, and the memory can be resumed again.
-func TestASourceThatPanics(t *testing.T) {
+// A source that panics, or ends its goroutine, is one that failed, and the memory can be resumed
+// again.
+func TestASourceThatDoesNotReturn(t *testing.T) {
 	w := newWorld(t, false)
 	defer w.end()
 	b := w.buffer(1)
-	panics := true
-	s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{Source: sourceFunc(func() {
-		if panics {
-			panic("no file")
-		}
-	})}, b)
+	end := func() {}
+	s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{Source: sourceFunc(func() { end() })}, b)
 	require.NoError(t, err)
-	require.ErrorContains(t, s.Resume(w.ctx()), "Source.Fill panicked: no file")
-	require.NotZero(t, b.Stats().Suspended)
-	panics = false
+	for text, how := range map[string]func(){"Source.Fill panicked: no file": func() { panic("no file") }, "Goexit": runtime.Goexit} {
+		end = how
+		require.ErrorContains(t, s.Resume(w.ctx()), text)
+		require.NotZero(t, b.Stats().Suspended)
+	}
+	end = func() {}
 	require.NoError(t, s.Resume(w.ctx()))
 	require.Zero(t, b.Stats().Suspended)
 	require.NoError(t, gputest.Err(b.Append(nil, []byte{1})))
+}
+
+// A report has one entry for each reason, however many chunks there are, and what the driver
+// refused for no reason that is known says what to do.
+func TestReportsAndErrorsAreShort(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(6)
+	fork, err := b.Fork(nil, 4*kib64, vmm.ForkOptions{})
+	require.NoError(t, err)
+	w.own(fork)
+	w.m.Inject(sim.Fault{Call: "cuMemRelease", Times: -1, Result: code})
+	s := w.suspend(b)
+	w.m.ClearFaults()
+	rest := s.Report().Memory[0].Rest
+	require.Len(t, rest, 2)
+	require.Equal(t, 4*kib64, rest[0].Bytes)
+	require.Contains(t, rest[0].Why, fork.Ptr().String())
+	require.Equal(t, 2*kib64, rest[1].Bytes)
+	require.NoError(t, w.drain())
+	w.m.Inject(sim.Fault{Call: "cuMemMap", Result: code})
+	require.ErrorContains(t, s.Resume(w.ctx()), "call Resume again")
+	require.NoError(t, s.Resume(w.ctx()))
+}
+
+// A declared use ends within the address space, and one up to its end is compared as others are.
+func TestUsesUpToTheLastAddress(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(1)
+	w.pinned(1)
+	last := ^cuda.Ptr(0)
+	capture := func(u cuda.Span) (*cuda.Graph, error) {
+		return w.s.WithCapture(cuda.CaptureOptions{Uses: []cuda.Span{u}}, func() error { return w.s.Memset(w.host.Ptr(), 1, 1) })
+	}
+	_, err := capture(cuda.Span{At: last, Bytes: 2})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	far, err := capture(cuda.Span{At: last - 9, Bytes: 10})
+	require.NoError(t, err)
+	w.own(far)
+	near, err := capture(cuda.Span{At: b.Ptr() - 1, Bytes: 2})
+	require.NoError(t, err)
+	w.own(near)
+	s := w.suspend(b)
+	require.ErrorIs(t, near.Launch(w.s), cuda.ErrSuspended)
+	require.NoError(t, far.Launch(w.s))
+	require.NoError(t, s.Resume(w.ctx()))
 }
 
 type sourceFunc func()

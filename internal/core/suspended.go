@@ -102,7 +102,7 @@ func (s *System) CheckNotSuspended(op string, at driver.Ptr, n uint64) error {
 		return nil
 	}
 	i := sort.Search(len(*all), func(i int) bool { return (*all)[i].to > at })
-	if i < len(*all) && (*all)[i].from < at+driver.Ptr(n) {
+	if i < len(*all) && ((*all)[i].from <= at || uint64((*all)[i].from-at) < n) {
 		return (*all)[i].sleep.Error(op)
 	}
 	return nil

@@ -192,14 +192,15 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 func (s *Suspension) account() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	r := report(s.asked, s.all, func(c *chunk) (bool, string) {
+	r := report(s.asked, s.all, func(c *chunk) (bool, reason) {
 		switch {
 		case c.stays != "":
-			return false, c.stays
+			return false, reason{c.stays, c.stays}
 		case c.owed != nil:
-			return false, fmt.Sprintf("the driver refused, and is asked again: %v", c.owed)
+			// Its error has an address of the chunk.
+			return false, reason{"owed", fmt.Sprintf("the driver refused, and is asked again: %v", c.owed)}
 		}
-		return true, ""
+		return true, reason{}
 	})
 	s.report = r
 	return r.Host

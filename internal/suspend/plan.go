@@ -129,7 +129,7 @@ func (p *plan) nameOthers(shared map[*phys.Handle]bool) {
 	p.chunks[0].h.System().Live.Each(func(o *life.Object, owner life.Owner) {
 		if m, ok := owner.(*vrange.Mapping); ok && shared[m.Memory] && !named[m] {
 			shared[m.Memory] = false // one is enough
-			p.byName[m.Memory].stays = fmt.Sprintf("memory at %#x, which was not named, shares it", uint64(m.Ptr()))
+			p.byName[m.Memory].stays = fmt.Sprintf("memory in the range at %#x, which was not named, shares it", uint64(m.Range.Base))
 		}
 	})
 }
@@ -157,7 +157,7 @@ type Held struct {
 	Member Member
 	// Asked are the member's, Given those that went back to the driver.
 	Asked, Given uint64
-	// Rest says what keeps the others.
+	// Rest says what keeps the others, each reason once.
 	Rest []Rest
 }
 
@@ -167,18 +167,23 @@ type Rest struct {
 	Why   string
 }
 
+// reason is why a chunk was not given back. kind is the same for all chunks of one reason, and why
+// may name the chunk.
+type reason struct{ kind, why string }
+
 // report counts chunks. given says whether one went back.
-func report(places []*place, chunks []*chunk, given func(*chunk) (yes bool, why string)) Report {
+func report(places []*place, chunks []*chunk, given func(*chunk) (yes bool, not reason)) Report {
 	r := Report{Members: make([]Held, len(places))}
 	for i, p := range places {
 		held := &r.Members[i]
 		held.Member = p.m
+		at := map[string]int{} // the entry of each kind
 		for _, c := range chunks {
 			if c.first != p {
 				continue
 			}
 			held.Asked += c.size
-			yes, why := given(c)
+			yes, not := given(c)
 			if c.kept != nil {
 				r.Host += c.size
 			}
@@ -186,11 +191,13 @@ func report(places []*place, chunks []*chunk, given func(*chunk) (yes bool, why 
 				held.Given += c.size
 				continue
 			}
-			if n := len(held.Rest); n > 0 && held.Rest[n-1].Why == why {
-				held.Rest[n-1].Bytes += c.size
-			} else {
-				held.Rest = append(held.Rest, Rest{c.size, why})
+			n, known := at[not.kind]
+			if !known {
+				n = len(held.Rest)
+				at[not.kind] = n
+				held.Rest = append(held.Rest, Rest{Why: not.why})
 			}
+			held.Rest[n].Bytes += c.size
 		}
 	}
 	return r
@@ -251,7 +258,7 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 	}
 	p := newPlan(places)
 	p.decide(0)
-	r := report(places, p.chunks, func(c *chunk) (bool, string) { return c.stays == "", c.stays })
+	r := report(places, p.chunks, func(c *chunk) (bool, reason) { return c.stays == "", reason{c.stays, c.stays} })
 	if o.Keep {
 		for _, c := range p.going() {
 			r.Host += c.size
