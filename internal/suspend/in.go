@@ -208,7 +208,7 @@ func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost
 		if err == nil || r != driver.OutOfMemory || ctx.Done() == nil {
 			return err
 		}
-		if err := pauseFor(ctx, wait, err); err != nil {
+		if err := s.awaitRoom(ctx, op, wait, lost, err); err != nil {
 			return err
 		}
 		for _, p := range places {
@@ -217,6 +217,36 @@ func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost
 			}
 		}
 	}
+}
+
+// awaitRoom waits before the next try of what failed for want of memory, until each device has as
+// much free as all chunks need: what another process gives back is seen soon. Free memory may be
+// in the wrong place, so it does not wait for long, and not for less than a tenth of that.
+func (s *Suspension) awaitRoom(ctx context.Context, op string, wait time.Duration, lost []*chunk, lack error) error {
+	need := map[*cuda.Device]uint64{}
+	for _, c := range lost {
+		if c.h.Away() && c.h.Asked.Location.Type == driver.LocationDevice {
+			need[c.maps[0].Range.CUDA.Devices()[c.h.Asked.Location.ID]] += c.size
+		}
+	}
+	for end := time.Now().Add(wait); ; {
+		if err := pauseFor(ctx, max(shortestWait, wait/10), lack); err != nil {
+			return err
+		}
+		if !time.Now().Before(end) || len(need) > 0 && room(op, need) {
+			return nil
+		}
+	}
+}
+
+// room reports whether devices have so many bytes free.
+func room(op string, need map[*cuda.Device]uint64) bool {
+	for d, n := range need {
+		if free, _, err := d.MemoryInfo(); err != nil || uint64(free) < n {
+			return false
+		}
+	}
+	return true
 }
 
 func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {

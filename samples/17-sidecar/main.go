@@ -17,7 +17,12 @@ import (
 
 const step = 1 << 18 // elements of a round
 
-var sample = app.Sample{Name: "17-sidecar", Shows: "a publication that outlives its publisher", Run: run}
+var sample = app.Sample{
+	Name:  "17-sidecar",
+	Shows: "a publication that outlives its publisher",
+	Next:  "18-two-tenants: processes that hand one GPU to each other",
+	Run:   run,
+}
 
 func main() { app.Main(sample) }
 

@@ -234,6 +234,18 @@ var table = map[string]row{
 	"17-sidecar": {runs: []run{
 		{args: []string{"-driver", "sim"}, says: []string{"kills the publisher", "goes on after", "at the same address: true"}},
 	}},
+	"18-two-tenants": {runs: []run{
+		{args: []string{"-driver", "sim"},
+			says:  []string{"so that 97 MiB of GPU memory are free", "in each turn of tenant 0, within 0 KiB", "verified   each of 2 tenants found all of its 64 MiB in each of 3 turns"},
+			times: map[string]int{`(?m)^tenant     \d is awake: out .*, in .*, hand-over `: 6}},
+		{name: "together", args: []string{"-driver", "sim", "-together", "-tenants", "3", "-turns", "2", "-mib", "16"},
+			says: []string{"verified   each of 3 tenants found all of its 16 MiB in each of 2 turns"}},
+		{name: "alone", args: []string{"-driver", "sim", "-tenants", "1", "-mib", "16"}, says: []string{"verified   each of 1 tenants"}},
+		{args: []string{"-driver", "real", "-mib", "1024"}, gpu: true, says: []string{"verified"}},
+		{args: []string{"-turns", "0"}, fails: "at least 1 of each"},
+		{args: []string{"-mib", "20"}, fails: "a multiple of 16 MiB"},
+		{name: "output lost", args: []string{"-driver", "sim", "-mib", "16"}, full: true, fails: "write /dev/full"},
+	}},
 }
 
 // older is a machine whose driver knows CUDA 12.1.
