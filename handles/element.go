@@ -3,6 +3,8 @@ package handles
 import (
 	"fmt"
 	"reflect"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // ElementType is the type of an array's elements, in terms that every language has.
@@ -27,6 +29,13 @@ const (
 	Complex128
 	// Record is any other type of a fixed size, which both sides know.
 	Record
+	// Models have these in tensors ([Tensor]). Arrays are not of them: Go has no such numbers,
+	// and no [Descriptor] declares them.
+	BFloat16
+	Float16
+	// Float8E4M3 has no infinities, and one NaN for each sign.
+	Float8E4M3
+	Float8E5M2
 	elementTypes
 )
 
@@ -50,6 +59,10 @@ var elements = [elementTypes]struct {
 	Complex64:  {"complex64", 8, reflect.Complex64},
 	Complex128: {"complex128", 16, reflect.Complex128},
 	Record:     {name: "record"},
+	BFloat16:   {name: "bfloat16", size: 2},
+	Float16:    {name: "float16", size: 2},
+	Float8E4M3: {name: "float8_e4m3", size: 1},
+	Float8E5M2: {name: "float8_e5m2", size: 1},
 }
 
 // String names the type.
@@ -58,6 +71,34 @@ func (e ElementType) String() string {
 		return elements[e].name
 	}
 	return fmt.Sprintf("ElementType(%d)", uint8(e))
+}
+
+// Size returns the size of an element in bytes. It is 0 for NoElement and for Record, whose
+// size the type does not tell.
+func (e ElementType) Size() int {
+	if e < elementTypes {
+		return elements[e].size
+	}
+	return 0
+}
+
+// MarshalText returns the name.
+func (e ElementType) MarshalText() ([]byte, error) {
+	if e >= elementTypes {
+		return nil, errs.PeerInvalid("handles.ElementType.MarshalText", e.String(), "use a type of this package")
+	}
+	return []byte(elements[e].name), nil
+}
+
+// UnmarshalText is the reverse of MarshalText.
+func (e *ElementType) UnmarshalText(name []byte) error {
+	for i, is := range elements {
+		if is.name == string(name) {
+			*e = ElementType(i)
+			return nil
+		}
+	}
+	return errs.PeerInvalid("handles.ElementType.UnmarshalText", fmt.Sprintf("an element type %q", name), "name a type of this package, as float32")
 }
 
 // ElementOf returns the element type of T and its size in bytes. Go's int and uint

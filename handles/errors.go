@@ -16,6 +16,8 @@ var (
 	ErrSizeMismatch = exchange.ErrSizeMismatch
 	// ErrMismatch: the memory, or a receipt, is other than declared or requested.
 	ErrMismatch = exchange.ErrMismatch
+	// ErrManifest: tensors that no memory can have as a [Manifest] says, or text that is none.
+	ErrManifest = errors.New("invalid manifest")
 	// ErrNotMemory: a file descriptor of something other than GPU memory.
 	ErrNotMemory = exchange.ErrNotMemory
 )

@@ -5,6 +5,7 @@ package handles_test
 import (
 	"context"
 	"fmt"
+	"log"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -71,4 +72,31 @@ func ExampleLeaseBuffer() {
 	// Output:
 	// 1 lease of 2097152 bytes
 	// 6 bytes were imported by this process: true
+}
+
+// A manifest says which tensors memory holds. It travels as text, and is compared before the
+// memory is used.
+func ExampleManifest() {
+	published := handles.Manifest{Bytes: 1 << 20, Tensors: []handles.Tensor{
+		{Name: "embed", Element: handles.BFloat16, Shape: []int{256, 512}},
+		{Name: "scale", Element: handles.Float32, Offset: 256 << 10},
+	}}
+	text, err := published.MarshalBinary()
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	var m handles.Manifest
+	if err := m.UnmarshalBinary(text); err != nil { // it checks what another process wrote
+		log.Fatal(err)
+	}
+	embed := m.ByName()["embed"]
+	fmt.Println(embed.Element, embed.Shape, embed.Size(), "bytes at", embed.Offset)
+
+	expected := published
+	expected.Tensors = []handles.Tensor{{Name: "embed", Element: handles.Float16, Shape: []int{256, 512}}, published.Tensors[1]}
+	fmt.Println(m.Match(&expected))
+	// Output:
+	// bfloat16 [256 512] 262144 bytes at 0
+	// handles.Manifest.Match: not what was declared: tensor "embed" has elements of type bfloat16, where float16 is expected; use memory of the same model, laid out in the same way
 }

@@ -39,7 +39,11 @@ enum { CBENCH_PINNED = 1, CBENCH_DEVICE = 1, CBENCH_READ_WRITE = 3, CBENCH_RELAX
     X(cuStreamBeginCapture_v2, (uintptr_t, int))                                                      \
     X(cuStreamEndCapture, (uintptr_t, uintptr_t *))                                                   \
     X(cuGraphDestroy, (uintptr_t))                                                                    \
+    X(cuStreamCreate, (uintptr_t *, unsigned))                                                        \
+    X(cuStreamDestroy_v2, (uintptr_t))                                                                \
     X(cuStreamSynchronize, (uintptr_t))                                                               \
+    X(cuMemHostAlloc, (void **, size_t, unsigned))                                                    \
+    X(cuMemFreeHost, (void *))                                                                        \
     X(cuMemcpyHtoDAsync_v2, (unsigned long long, const void *, size_t, uintptr_t))                    \
     X(cuMemGetAllocationGranularity, (size_t *, const cbench_prop *, int))                            \
     X(cuMemAddressReserve, (unsigned long long *, size_t, size_t, unsigned long long, unsigned long long)) \

@@ -97,6 +97,32 @@ func (l *Library) CopyLoop(c driver.Context, s driver.Stream, dst driver.Ptr, sr
 		C.uint64_t(n), C.uint64_t(chunk), C.uint64_t(rounds)))
 }
 
+// Ring is threads with two pieces of pinned memory each, into which they read a file in turn
+// while the other is copied to a device.
+type Ring struct{ c *C.cbench_ring }
+
+// NewRing makes the memory.
+func (l *Library) NewRing(c driver.Context, threads int, piece uint64) (*Ring, driver.Result) {
+	var r C.cbench_result
+	ring := C.cbench_ring_make(l.c, C.uintptr_t(c), C.uint32_t(threads), C.uint64_t(piece), &r)
+	return &Ring{ring}, driver.Result(r)
+}
+
+// Load times the copy of a file's first n bytes to dst, through the page cache or with O_DIRECT.
+// A read that fails has -errno for a result.
+func (r *Ring) Load(path string, direct bool, n uint64, dst driver.Ptr) (time.Duration, driver.Result) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	past := C.int(0)
+	if direct {
+		past = 1
+	}
+	return timed(C.cbench_ring_load(r.c, name, past, C.uint64_t(n), C.uint64_t(dst)))
+}
+
+// Free frees the memory.
+func (r *Ring) Free() { C.cbench_ring_free(r.c) }
+
 // CaptureHolder captures a stream on a thread of its own, as another library
 // in the process would. The zero value is ready for Start. It is for one
 // goroutine at a time.

@@ -8,6 +8,7 @@
 typedef int cbench_result;
 typedef struct cbench_library cbench_library;
 typedef struct cbench_holder cbench_holder;
+typedef struct cbench_ring cbench_ring;
 
 // The time of a loop in nanoseconds, and the first result that was no success.
 typedef struct {
@@ -32,6 +33,15 @@ cbench_time cbench_grow(const cbench_library *l, int32_t device, uint64_t reserv
                         const uint64_t *chunks, uint64_t n);
 cbench_time cbench_copy(const cbench_library *l, uintptr_t ctx, uintptr_t stream, uint64_t dst, const void *src,
                         uint64_t n, uint64_t chunk, uint64_t rounds);
+
+// ring.c: threads that read a file into pinned memory and copy it to a device.
+
+// NULL if there is no memory; result says why.
+cbench_ring *cbench_ring_make(const cbench_library *l, uintptr_t ctx, uint32_t threads, uint64_t piece, cbench_result *result);
+// Copies the first n bytes of a file to dst, with O_DIRECT or through the page cache. A read that
+// fails has the result -errno.
+cbench_time cbench_ring_load(cbench_ring *r, const char *path, int direct, uint64_t n, uint64_t dst);
+void cbench_ring_free(cbench_ring *r);
 
 // holder.c: a capture on a thread of its own.
 

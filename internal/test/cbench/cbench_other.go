@@ -42,6 +42,14 @@ func (*Library) CopyLoop(driver.Context, driver.Stream, driver.Ptr, unsafe.Point
 	panic(errNoCgo)
 }
 
+func (*Library) NewRing(driver.Context, int, uint64) (*Ring, driver.Result) { panic(errNoCgo) }
+
+type Ring struct{}
+
+func (*Ring) Load(string, bool, uint64, driver.Ptr) (time.Duration, driver.Result) { panic(errNoCgo) }
+
+func (*Ring) Free() { panic(errNoCgo) }
+
 type CaptureHolder struct{}
 
 func (*CaptureHolder) Start(*Library, driver.Context, driver.Stream, driver.CaptureMode) (driver.Result, error) {

@@ -20,7 +20,7 @@ var rooms = [][]string{
 	{"vmm"},
 	{"handles/peer"},
 	{"handles", "managed", "vmm/pool"},
-	{"handles/publish"},
+	{"handles/publish", "load"},
 	{"inspect"},
 	{"fabric"},
 	{"multicast"},

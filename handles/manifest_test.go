@@ -1,0 +1,144 @@
+package handles_test
+
+import (
+	"encoding/json"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/stretchr/testify/require"
+)
+
+func aManifest() handles.Manifest {
+	return handles.Manifest{Bytes: 4096, Tensors: []handles.Tensor{
+		{Name: "embed", Element: handles.BFloat16, Shape: []int{16, 32}, Digest: "crc32c:0a1b2c3d"},
+		{Name: "scale", Element: handles.Float32, Offset: 1024},
+		{Name: "empty", Element: handles.Float8E4M3, Shape: []int{0, math.MaxInt, math.MaxInt}, Offset: 1028},
+		{Name: "é\n\"", Element: handles.Float8E5M2, Shape: []int{3068}, Offset: 1028},
+	}}
+}
+
+func TestManifestsAreChecked(t *testing.T) {
+	good := aManifest()
+	require.NoError(t, good.Validate())
+	for name, row := range map[string]struct {
+		change func(m *handles.Manifest)
+		says   string
+	}{
+		"a negative size":      {func(m *handles.Manifest) { m.Bytes = -1 }, "-1 bytes"},
+		"a size beyond any":    {func(m *handles.Manifest) { m.Bytes = math.MaxInt }, "bytes of memory"},
+		"no name":              {func(m *handles.Manifest) { m.Tensors[1].Name = "" }, "tensor 1 has a name of 0 bytes"},
+		"a long name":          {func(m *handles.Manifest) { m.Tensors[1].Name = strings.Repeat("x", handles.MaxTensorName+1) }, "4097 bytes"},
+		"no UTF-8":             {func(m *handles.Manifest) { m.Tensors[1].Name = "\xff" }, "UTF-8"},
+		"a name twice":         {func(m *handles.Manifest) { m.Tensors[1].Name = "embed" }, `"embed": the name occurs twice`},
+		"no element":           {func(m *handles.Manifest) { m.Tensors[1].Element = handles.NoElement }, "elements of type none"},
+		"a record":             {func(m *handles.Manifest) { m.Tensors[1].Element = handles.Record }, "elements of type record"},
+		"an unknown element":   {func(m *handles.Manifest) { m.Tensors[1].Element = 99 }, "ElementType(99)"},
+		"a negative length":    {func(m *handles.Manifest) { m.Tensors[1].Shape = []int{-1} }, "a shape of [-1]"},
+		"many dimensions":      {func(m *handles.Manifest) { m.Tensors[1].Shape = make([]int, handles.MaxTensorDims+1) }, "a shape of"},
+		"a negative offset":    {func(m *handles.Manifest) { m.Tensors[0].Offset = -1 }, "from offset -1"},
+		"an overlap":           {func(m *handles.Manifest) { m.Tensors[1].Offset = 1023 }, "behind a tensor that ends at 1024"},
+		"one byte too many":    {func(m *handles.Manifest) { m.Bytes-- }, "of 4095"},
+		"an offset outside":    {func(m *handles.Manifest) { m.Tensors[3].Offset = math.MaxInt }, "of 4096"},
+		"a product that wraps": {func(m *handles.Manifest) { m.Tensors[3].Shape = []int{1 << 32, 1 << 32} }, "of 4096"},
+		"many tensors":         {func(m *handles.Manifest) { m.Tensors = make([]handles.Tensor, handles.MaxTensors+1) }, "1048577 tensors"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := aManifest()
+			row.change(&m)
+			err := m.Validate()
+			require.ErrorIs(t, err, handles.ErrManifest)
+			require.ErrorContains(t, err, row.says)
+			require.ErrorContains(t, err, "; ")
+			_, err = m.MarshalBinary()
+			require.ErrorIs(t, err, handles.ErrManifest, "what is not valid is not written")
+		})
+	}
+}
+
+func TestManifestsTravel(t *testing.T) {
+	m := aManifest()
+	text, err := m.MarshalBinary()
+	require.NoError(t, err)
+	var got handles.Manifest
+	require.NoError(t, got.UnmarshalBinary(text))
+	require.Equal(t, m, got)
+	require.Equal(t, m.Identity(), got.Identity())
+	require.Equal(t, m.Tensors[1], got.ByName()["scale"])
+	for _, bad := range []string{"", "{", "null 1", string(text) + "x", `{"bytes":1,"more":2}`, `{"bytes":-1}`,
+		`{"bytes":1,"tensors":[{"name":"x","element":"float31","shape":[1],"offset":0}]}`,
+		`{"bytes":8,"tensors":[{"name":"x","element":"float32","shape":[9],"offset":0}]}`} {
+		require.ErrorIs(t, got.UnmarshalBinary([]byte(bad)), handles.ErrManifest, bad)
+		require.Equal(t, m, got, "nothing has changed")
+	}
+}
+
+// The identity leaves the contents out, and nothing else. Match names what differs.
+func TestManifestsAreCompared(t *testing.T) {
+	m := aManifest()
+	same := aManifest()
+	same.Tensors[0].Digest = ""
+	require.Equal(t, m.Identity(), same.Identity())
+	require.NoError(t, same.Match(&m))
+	for name, row := range map[string]struct {
+		change func(m *handles.Manifest)
+		says   string
+	}{
+		"bytes":   {func(m *handles.Manifest) { m.Bytes = 8192 }, "8 KiB of memory, where 4 KiB are expected"},
+		"name":    {func(m *handles.Manifest) { m.Tensors[1].Name = "bias" }, `tensor 1 is named "bias", where "scale"`},
+		"element": {func(m *handles.Manifest) { m.Tensors[0].Element = handles.Float16 }, `"embed" has elements of type float16, where bfloat16`},
+		"shape":   {func(m *handles.Manifest) { m.Tensors[0].Shape = []int{32, 16} }, `"embed" has the shape [32 16], where [16 32]`},
+		"offset":  {func(m *handles.Manifest) { m.Tensors[1].Offset = 1025 }, `"scale" begins at 1025, where 1024`},
+		"more":    {func(m *handles.Manifest) { m.Tensors = m.Tensors[:3] }, "3 tensors, where 4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			other := aManifest()
+			row.change(&other)
+			require.NotEqual(t, m.Identity(), other.Identity())
+			err := other.Match(&m)
+			require.ErrorIs(t, err, handles.ErrMismatch)
+			require.ErrorContains(t, err, row.says)
+		})
+	}
+}
+
+func TestElementTypesAreNamedOnce(t *testing.T) {
+	sizes := map[handles.ElementType]int{handles.BFloat16: 2, handles.Float16: 2, handles.Float8E4M3: 1, handles.Float8E5M2: 1, handles.Float32: 4, handles.NoElement: 0, handles.Record: 0, 99: 0}
+	for e, size := range sizes {
+		require.Equal(t, size, e.Size())
+	}
+	for e := handles.NoElement; e <= handles.Float8E5M2; e++ {
+		text, err := e.MarshalText()
+		require.NoError(t, err)
+		require.Equal(t, e.String(), string(text))
+		var got handles.ElementType
+		require.NoError(t, got.UnmarshalText(text))
+		require.Equal(t, e, got)
+	}
+	_, err := handles.ElementType(99).MarshalText()
+	require.Error(t, err)
+	require.Error(t, new(handles.ElementType).UnmarshalText([]byte("Float32")))
+}
+
+// Whatever another process sends is refused, or is valid and has one form.
+func FuzzManifest(f *testing.F) {
+	m := aManifest()
+	text, err := m.MarshalBinary()
+	require.NoError(f, err)
+	f.Add(text)
+	f.Add([]byte(`{"bytes":8,"tensors":[{"name":"x","element":"int8","shape":[8],"offset":0}]}`))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var m handles.Manifest
+		if m.UnmarshalBinary(b) != nil {
+			return
+		}
+		require.NoError(t, m.Validate())
+		text, err := m.MarshalBinary()
+		require.NoError(t, err)
+		require.True(t, json.Valid(text))
+		var again handles.Manifest
+		require.NoError(t, again.UnmarshalBinary(text))
+		require.Equal(t, m.Identity(), again.Identity())
+	})
+}

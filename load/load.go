@@ -1,0 +1,372 @@
+package load
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/bulk"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Reading is how files are read.
+type Reading uint8
+
+const (
+	// Automatic takes what the page cache has from there, and reads the rest past it, if the file
+	// system can do that and says how it is aligned (Linux 6.1), else through it.
+	Automatic Reading = iota
+	// PageCache reads all through the page cache.
+	PageCache
+	// Direct reads large runs past the page cache even if that has them.
+	Direct
+)
+
+// String names the way.
+func (r Reading) String() string {
+	switch r {
+	case Automatic:
+		return "automatic"
+	case PageCache:
+		return "through the page cache"
+	case Direct:
+		return "past the page cache"
+	}
+	return fmt.Sprintf("Reading(%d)", uint8(r))
+}
+
+// Options are how a load or a save runs. The zero value is good.
+type Options struct {
+	// Reading is how files are read.
+	Reading Reading
+	// NoDigests leaves the digests out. They cost a twentieth of a core for each GB/s.
+	NoDigests bool
+	// Threads is how many threads read or write; 0 chooses up to 16.
+	Threads int
+	// Progress, if it is not nil, is called ten times a second and at the end, by one goroutine
+	// at a time, which the end waits for.
+	Progress func(Progress)
+}
+
+// Progress is how far a load or a save has come.
+type Progress struct {
+	// Done and Total are bytes.
+	Done, Total int
+	// Rate is bytes a second since the beginning.
+	Rate float64
+	// Remaining is how long the rest takes at that rate; 0 before the first byte.
+	Remaining time.Duration
+}
+
+func (o Options) check(op string) error {
+	switch {
+	case o.Reading > Direct:
+		return errs.Invalid(op, o.Reading.String(), "use Automatic, PageCache or Direct")
+	case o.Threads < 0 || o.Threads > 1024:
+		return errs.Invalid(op, fmt.Sprintf("%d threads", o.Threads), "use 1 to 1024, or 0")
+	}
+	return nil
+}
+
+// watched runs f with a meter that Progress sees.
+func (o Options) watched(sys *core.System, f func(*bulk.Meter) error) error {
+	m := new(bulk.Meter)
+	if o.Progress == nil {
+		return f(m)
+	}
+	show := func() {
+		p := m.Progress()
+		sys.Hook("load.Options.Progress", func() { o.Progress(Progress{int(p.Done), int(p.Total), p.Rate, p.Remaining}) })
+	}
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		tick := time.NewTicker(100 * time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				show()
+			case <-stop:
+				return
+			}
+		}
+	}()
+	err := f(m)
+	close(stop)
+	<-stopped
+	show()
+	return err
+}
+
+// Load loads the parts, each to its memory, and returns when all of it is there. Their order is
+// its own. The copies come after the work that is on the stream, whose later work sees them. The
+// stream's device, which needs access to the memory, makes them on streams of the library.
+//
+// It returns a digest of each part ("crc32c:0a1b2c3d"), in the order of the parts, and compares those of whole
+// tensors with the file's, if that has some (ErrDigest). A file that was written since it was
+// opened is an error (ErrChanged). After an error the contents of the memory are undefined. When
+// ctx ends Load returns once the reads under way have; nothing is left behind.
+//
+// Load only knows addresses: the memory must not be closed, shortened or suspended meanwhile.
+func (m *Model) Load(ctx context.Context, o Options, on *cuda.Stream, parts ...Part) (digests []string, err error) {
+	const op = "load.Model.Load"
+	if err := m.enter(op); err != nil {
+		return nil, err
+	}
+	defer m.leave()
+	items := make([]item, 0, len(parts))
+	for i, p := range parts {
+		it, err := m.item(op, p)
+		if err != nil {
+			return nil, err
+		}
+		it.part = i
+		items = append(items, it)
+	}
+	segments, err := arrange(op, items, parts)
+	if err != nil {
+		return nil, err
+	}
+	l := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: segments}
+	digests = make([]string, len(parts))
+	err = l.run(ctx, o, on, func(it *item, crc uint32) { digests[it.part] = digest(crc) })
+	if err != nil {
+		return nil, err
+	}
+	return digests, nil
+}
+
+// item checks a part and returns its place in a file.
+func (m *Model) item(op string, p Part) (item, error) {
+	if p.of == nil {
+		return item{}, errZeroPart(op)
+	}
+	if m.byName[p.of.Name] != p.of {
+		return item{}, errs.Invalid(op, fmt.Sprintf("a part of tensor %s of another model", errs.Words(p.of.Name)), "take parts from the model that loads them")
+	}
+	if n := p.Size(); n != p.room || n > 0 && p.at == 0 {
+		return item{}, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("%s of tensor %s for %s of memory at %#x", errs.Bytes(n), errs.Words(p.of.Name), errs.Bytes(p.room), uint64(p.at)),
+			Hint:  "name memory of Part.Size bytes with Part.To"})
+	}
+	it := item{block: p.block(), tensor: p.of}
+	if p.whole() {
+		it.want = p.of.Digest
+	}
+	return it, nil
+}
+
+// arrange puts items in the order in which they are read, with their places in the stream of
+// bytes, and returns the memory. They are read in the order of the files, unless that of the
+// memory makes fewer copies: neighbors in memory are one copy, and to gather them is cheap.
+func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
+	at := func(it *item) cuda.Ptr { return parts[it.part].at }
+	segments := func(items []item) []bulk.Segment {
+		all := make([]bulk.Segment, len(items))
+		for i := range items {
+			all[i] = bulk.Segment{Ptr: driver.Ptr(at(&items[i])), Bytes: uint64(items[i].bytes)}
+		}
+		return bulk.Join(all, 0)
+	}
+	slices.SortStableFunc(items, func(a, b item) int { return cmp.Compare(at(&a), at(&b)) })
+	for i := 1; i < len(items); i++ {
+		if a, b := &items[i-1], &items[i]; b.bytes > 0 && at(a)+cuda.Ptr(a.bytes) > at(b) {
+			return nil, errs.Invalid(op, fmt.Sprintf("tensors %s and %s for memory that overlaps at %#x", errs.Words(a.tensor.Name), errs.Words(b.tensor.Name), uint64(at(b))),
+				"give each part memory of its own")
+		}
+	}
+	to := segments(items)
+	byFile := slices.Clone(items)
+	slices.SortStableFunc(byFile, func(a, b item) int {
+		if c := cmp.Compare(a.file.path, b.file.path); c != 0 {
+			return c
+		}
+		return cmp.Compare(a.offset, b.offset)
+	})
+	if other := segments(byFile); len(other) <= len(to) {
+		copy(items, byFile)
+		to = other
+	}
+	start := int64(0)
+	for i := range items {
+		items[i].start = start
+		start += items[i].bytes
+	}
+	return to, nil
+}
+
+// LoadAll loads the tensors of a layout, which Model.Layout returned or which is another one of
+// some of its tensors, to the memory of so many bytes at an address, and returns the layout with the
+// digests. Bytes between tensors become zero. Otherwise it is as Load, and faster for many small
+// tensors, since their memory is one.
+func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *handles.Manifest, at cuda.Ptr, bytes int) (*handles.Manifest, error) {
+	const op = "load.Model.LoadAll"
+	if err := m.enter(op); err != nil {
+		return nil, err
+	}
+	defer m.leave()
+	items, err := m.laidOut(op, l)
+	if err != nil {
+		return nil, err
+	}
+	if bytes < l.Bytes || at == 0 && l.Bytes > 0 {
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("a layout of %s for %s of memory at %#x", errs.Bytes(l.Bytes), errs.Bytes(bytes), uint64(at)), Hint: "pass memory of Manifest.Bytes bytes"})
+	}
+	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
+	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m,
+		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(l.Bytes)}}}
+	err = in.run(ctx, o, on, func(it *item, crc uint32) { made.Tensors[it.part].Digest = digest(crc) })
+	if err != nil {
+		return nil, err
+	}
+	return made, nil
+}
+
+// laidOut returns the items of a layout, by its offsets.
+func (m *Model) laidOut(op string, l *handles.Manifest) ([]item, error) {
+	if l == nil {
+		return nil, errs.Invalid(op, "no layout", "pass one of Model.Layout")
+	}
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	items := make([]item, len(l.Tensors))
+	for i := range l.Tensors {
+		want := &l.Tensors[i]
+		p, err := m.Part(want.Name)
+		if err != nil {
+			return nil, err
+		}
+		if p.of.Element != want.Element || !slices.Equal(p.of.Shape, want.Shape) {
+			return nil, &Error{Op: op, File: p.of.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
+				Asked: fmt.Sprintf("%v %v, where the layout has %v %v", p.of.Element, p.of.Shape, want.Element, want.Shape), Hint: "use a layout of this model"}
+		}
+		items[i] = item{block: p.block(), tensor: p.of, start: int64(want.Offset), part: i, want: p.of.Digest}
+	}
+	return items, nil
+}
+
+// Source returns a Source for one object of memory that LoadAll filled with that layout:
+// suspended memory gets its bytes from the files again. Bytes behind the layout are left as they
+// are. The model must be open when the memory is resumed.
+func (m *Model) Source(o Options, l *handles.Manifest) (vmm.Source, error) {
+	const op = "load.Model.Source"
+	items, err := m.laidOut(op, l)
+	if err != nil {
+		return nil, err
+	}
+	return &source{m, o, items, l.Bytes}, nil
+}
+
+type source struct {
+	m     *Model
+	o     Options
+	items []item
+	bytes int
+}
+
+func (s *source) Fill(ctx context.Context, on *cuda.Stream, mem vmm.Memory, at cuda.Ptr, n int) error {
+	const op = "load.Source.Fill"
+	if err := s.m.enter(op); err != nil {
+		return err
+	}
+	defer s.m.leave()
+	base := int(at - mem.Ptr())
+	if n = min(n, s.bytes-base); n <= 0 {
+		return nil
+	}
+	l := loading{reading: reading{op: op, how: s.o.Reading, items: s.items, base: int64(base)}, m: s.m,
+		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(n)}}}
+	return l.run(ctx, s.o, on, func(*item, uint32) {})
+}
+
+// loading is a reading with the memory that it is copied to.
+type loading struct {
+	reading
+	m  *Model
+	to []bulk.Segment
+}
+
+// run loads, and calls f with the digest of each item. The model is entered.
+func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it *item, crc uint32)) error {
+	st, err := l.ready(ctx, o, on)
+	if err != nil {
+		return err
+	}
+	if err := l.m.unchanged(l.op); err != nil {
+		return err
+	}
+	if !o.NoDigests {
+		l.sums = new(sums)
+	}
+	err = o.watched(st.Ctx.System(), func(meter *bulk.Meter) error {
+		return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, bulk.Options{Op: l.op, After: []*core.Stream{st}, Meter: meter, Threads: o.Threads})
+	})
+	if changed := l.m.unchanged(l.op); changed != nil && err == nil {
+		err = changed
+	}
+	if err != nil || o.NoDigests {
+		return err
+	}
+	l.sums.each(l.items, func(i int, crc uint32) {
+		it := &l.items[i]
+		if it.want != "" && it.want != digest(crc) && err == nil {
+			err = &Error{Op: l.op, File: it.file.path, Tensor: it.tensor.Name, kind: ErrDigest,
+				Asked: digest(crc) + ", where the file declares " + it.want, Hint: hintFormat}
+		}
+		f(it, crc)
+	})
+	for i := range l.items {
+		if l.items[i].bytes == 0 {
+			f(&l.items[i], 0)
+		}
+	}
+	return err
+}
+
+// ready checks what the caller passed.
+func (l *loading) ready(ctx context.Context, o Options, on *cuda.Stream) (*core.Stream, error) {
+	st, err := usable(ctx, l.op, o, on, l.to)
+	if err != nil || l.how != Direct {
+		return st, err
+	}
+	for _, f := range l.m.files {
+		if f.Align() == 0 {
+			return nil, &Error{Op: l.op, File: f.path, Asked: "reading past the page cache", Hint: "use Automatic: this file system does not say how it can", kind: cuda.ErrNotSupported}
+		}
+	}
+	return st, nil
+}
+
+// usable returns the inner stream, if stream and memory can be used.
+func usable(ctx context.Context, op string, o Options, on *cuda.Stream, memory []bulk.Segment) (*core.Stream, error) {
+	if ctx == nil {
+		return nil, errs.Invalid(op, "a nil context", "pass one, such as context.Background()")
+	}
+	if err := o.check(op); err != nil {
+		return nil, err
+	}
+	st := core.StreamOf(on)
+	if st == nil {
+		return nil, errs.NilStream(op)
+	}
+	if err := st.UseWithoutWork(op, st.Ctx.System()); err != nil {
+		return nil, err
+	}
+	st.Release()
+	for _, s := range memory {
+		if err := st.Ctx.System().CheckNotSuspended(op, s.Ptr, s.Bytes); err != nil {
+			return nil, err
+		}
+	}
+	return st, nil
+}
