@@ -275,7 +275,7 @@ func BenchmarkDriverBesideCopies(b *testing.B) {
 		for _, use := range []struct {
 			name  string
 			times func(during func()) []time.Duration
-		}{{"4KiB", probe.copies}, {"launch", probe.launches}} {
+		}{{"4KiB-out", probe.out}, {"4KiB-in", probe.in}, {"launch", probe.launches}} {
 			s.ReportMetric(p99(use.times(func() { time.Sleep(300 * time.Millisecond) })), "idle-"+use.name+"-p99-µs")
 			meanwhile := func(w way) {
 				w.before()

@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"errors"
 	"sync"
 	"time"
 
@@ -74,13 +75,16 @@ func (p *probe) meanwhile(during func(), use func() error) (all []time.Duration)
 	return all
 }
 
-// copies returns the times of copies of 4 KiB while during runs.
-func (p *probe) copies(during func()) []time.Duration {
+// out and in return the times of copies of 4 KiB, from the device and to it, while during runs.
+func (p *probe) out(during func()) []time.Duration {
 	return p.meanwhile(during, func() error {
-		if err := p.stream.CopyToHost(p.page.All(), p.small.Ptr()); err != nil {
-			return err
-		}
-		return p.stream.Synchronize()
+		return errors.Join(p.stream.CopyToHost(p.page.All(), p.small.Ptr()), p.stream.Synchronize())
+	})
+}
+
+func (p *probe) in(during func()) []time.Duration {
+	return p.meanwhile(during, func() error {
+		return errors.Join(p.stream.CopyFromHost(p.small.Ptr(), p.page.All()), p.stream.Synchronize())
 	})
 }
 
