@@ -95,6 +95,9 @@ cuvmm_driver cuvmm_new(void);
 // Fills in the entry point at that place of the table, which is the number of
 // its call, or CUVMM_POP. Returns 1 if the driver has it in that version, else 0.
 int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, uint32_t at, const char *entry, int32_t version);
+
+// cuvmm_entry_point is the address of the entry point at a place of the table, or 0.
+uintptr_t cuvmm_entry_point(cuvmm_driver d, uint32_t at);
 // The form of a filled table whose calls run in the relaxed capture mode.
 cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign);
 void cuvmm_delete(cuvmm_driver d);

@@ -87,6 +87,8 @@ int cuvmm_resolve(cuvmm_driver d, uintptr_t proc, int form, uint32_t at, const c
     return e != NULL;
 }
 
+uintptr_t cuvmm_entry_point(cuvmm_driver d, uint32_t at) { return ((const uintptr_t *)d)[at]; }
+
 cuvmm_driver cuvmm_relaxed(cuvmm_driver foreign) {
     cuvmm_table *table = malloc(sizeof *table);
     if (!table) return 0;

@@ -44,6 +44,7 @@ type table struct {
 
 var (
 	_ driver.Driver  = (*relaxed)(nil)
+	_ driver.Direct  = (*relaxed)(nil)
 	_ driver.Foreign = (*foreign)(nil)
 )
 
@@ -51,6 +52,14 @@ var (
 func (t *table) Describe() driver.Description { return driver.Description{Path: t.path} }
 
 func (t *table) Has(c driver.Call) bool { return c >= 0 && int(c) < driver.CallCount && t.resolved[c] }
+
+// EntryPoint makes it a driver.Direct.
+func (t *table) EntryPoint(c driver.Call) uintptr {
+	if !t.Has(c) {
+		return 0
+	}
+	return uintptr(C.cuvmm_entry_point(t.c, C.uint32_t(c)))
+}
 
 func (t *table) Foreign() driver.Foreign { return t.foreign }
 

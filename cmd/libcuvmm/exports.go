@@ -3,13 +3,16 @@
 package main
 
 // #include <stdlib.h>
+// #include "cache.h"
 // #include "front.h"
 import "C"
 
 import (
 	"encoding/json"
+	"fmt"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -31,12 +34,15 @@ func goPoolClose(pool C.uint64_t, e *C.cuvmm_error) C.int32_t {
 }
 
 //export goAlloc
-func goAlloc(pool C.uint64_t, bytes C.size_t, stream C.uintptr_t, arena C.uint64_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+func goAlloc(pool C.uint64_t, bytes C.size_t, stream C.uintptr_t, arena C.uint64_t, got *C.cuvmm_got, e *C.cuvmm_error) C.int32_t {
 	return onPool(pool, e, func(p *entry) error {
-		ptr, err := p.alloc(int(bytes), uintptr(stream), uint64(arena))
-		*out = C.uintptr_t(ptr)
-		return err
+		return p.serve(int(bytes), uintptr(stream), uint64(arena), got)
 	})
+}
+
+//export goCaptures
+func goCaptures(pool C.uint64_t, stream C.uintptr_t) C.int32_t {
+	return onPool(pool, nil, func(p *entry) error { return p.unlessCapturing(uintptr(stream)) })
 }
 
 //export goFree
@@ -44,6 +50,19 @@ func goFree(pool C.uint64_t, block C.uintptr_t, e *C.cuvmm_error) C.int32_t {
 	return onPool(pool, e, func(p *entry) error {
 		return p.free(uintptr(block))
 	})
+}
+
+//export goFreeBlocks
+func goFreeBlocks(pool C.uint64_t, blocks *C.cuvmm_block, n C.size_t) C.int32_t {
+	return onPool(pool, nil, func(p *entry) error {
+		p.behind.Free(blocksOf(blocks, n))
+		return nil
+	})
+}
+
+//export goNotLive
+func goNotLive(pool C.uint64_t, block C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(p *entry) error { return p.behind.NotLive(uint64(block)) })
 }
 
 //export goUse
@@ -54,11 +73,9 @@ func goUse(pool C.uint64_t, block, stream C.uintptr_t, e *C.cuvmm_error) C.int32
 }
 
 //export goFind
-func goFind(pool C.uint64_t, block C.uintptr_t, out *C.size_t, e *C.cuvmm_error) C.int32_t {
-	return onPool(pool, e, func(p *entry) error {
-		n, err := p.find(uintptr(block))
-		*out = C.size_t(n)
-		return err
+func goFind(pool C.uint64_t, block C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(*entry) error {
+		return errs.Invalid("cuvmm_find", fmt.Sprintf("no live block begins at %#x", uintptr(block)), "pass the address that cuvmm_alloc gave")
 	})
 }
 

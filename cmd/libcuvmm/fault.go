@@ -1,4 +1,9 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
 package main
+
+// #include "front.h"
+import "C"
 
 import (
 	"fmt"
@@ -16,6 +21,7 @@ var fault atomic.Pointer[string]
 func failed(p any) string {
 	f := fmt.Sprintf("cuvmm failed, and refuses all further calls: %v\n%s", p, debug.Stack())
 	if fault.CompareAndSwap(nil, &f) {
+		C.cuvmm_fault()
 		fmt.Fprintln(os.Stderr, f)
 	}
 	return f

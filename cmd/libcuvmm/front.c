@@ -4,8 +4,11 @@
 // whether the process is a child of fork, where a call into Go would hang.
 #include "front.h"
 
+#include "cache.h"
+
 #include <errno.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "_cgo_export.h"
@@ -17,6 +20,14 @@ static void in_child(void) { forked = 1; }
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
 int cuvmm_forked(void) { return forked; }
+
+static atomic_int faulted;
+
+void cuvmm_fault(void) { atomic_store_explicit(&faulted, 1, memory_order_relaxed); }
+
+static _Atomic(uint64_t) entries;
+
+uint64_t cuvmm_entries(void) { return atomic_load_explicit(&entries, memory_order_relaxed); }
 
 int32_t cuvmm_say(cuvmm_error *e, int32_t status, const char *message) {
 	const size_t head = offsetof(cuvmm_error, message);
@@ -51,11 +62,15 @@ int32_t cuvmm_check_events(uint64_t events, cuvmm_error *e) {
 	if (forked) return cuvmm_refuse_child(e); \
 	if ((out) == NULL) return cuvmm_say(e, CUVMM_INVALID, #out " is NULL (pass a variable for the result)")
 
-// CROSS calls into Go, which may change errno, and returns the status.
-#define CROSS(call)         \
-	int saved = errno;      \
-	int32_t status = (call); \
-	errno = saved;          \
+// ENTERED calls into Go, which may change errno; CROSS returns the status.
+#define ENTERED(call)                                                    \
+	int saved = errno;                                                   \
+	atomic_fetch_add_explicit(&entries, 1, memory_order_relaxed);        \
+	int32_t status = (call);                                             \
+	errno = saved
+
+#define CROSS(call) \
+	ENTERED(call);  \
 	return status
 
 int32_t cuvmm_version(void) { return CUVMM_VERSION; }
@@ -73,24 +88,89 @@ int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e) {
 	CROSS(goPoolClose(pool, e));
 }
 
+// cache_of returns the cache of a pool that serves, or NULL: Go says why it does not.
+static cuvmm_cache *cache_of(uint64_t pool) {
+	return atomic_load_explicit(&faulted, memory_order_relaxed) ? NULL : cuvmm_cache_of(pool);
+}
+
+// captures reports whether a stream captures, or whether that is unknown. The driver's call
+// needs no current context, is harmless in every capture mode, and takes 12 ns. The legacy
+// stream alone is that of the current context; it never captures, and while a blocking stream
+// does Go says so.
+static int captures(cuvmm_cache *c, uint64_t pool, void *stream) {
+	cuvmm_capturing ask = cuvmm_cache_asks(c);
+	uint32_t capture = 0;
+	if (ask != NULL) return ask((uintptr_t)stream, &capture) != 0 || capture != 0;
+	ENTERED(goCaptures(pool, (uintptr_t)stream));
+	return status;
+}
+
+// give_back has the pool free blocks that the cache does not keep any more.
+static void give_back(cuvmm_cache *c, uint64_t pool, const cuvmm_block *blocks, size_t n) {
+	ENTERED(goFreeBlocks(pool, (cuvmm_block *)blocks, n));
+	(void)status; // if not CUVMM_OK the library has failed
+	cuvmm_cache_moved(c);
+}
+
 int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e) {
 	ENTER(block);
-	CROSS(goAlloc(pool, bytes, (uintptr_t)stream, arena, (uintptr_t *)block, e));
+	cuvmm_cache *c = cache_of(pool);
+	if (c != NULL && arena == 0 && !captures(c, pool, stream)) {
+		uintptr_t served = cuvmm_cache_serve(c, bytes, (uintptr_t)stream);
+		if (served != 0) {
+			*block = (void *)served;
+			return CUVMM_OK;
+		}
+	}
+	cuvmm_got got;
+	ENTERED(goAlloc(pool, bytes, (uintptr_t)stream, arena, &got, e));
+	if (status != CUVMM_OK) return status;
+	c = cuvmm_cache_of(pool);
+	if (!cuvmm_cache_adopt(c, (uintptr_t)stream, &got)) {
+		if (got.more > 0) give_back(c, pool, got.extra, (size_t)got.more);
+		goFree(pool, got.block.ptr, NULL);
+		return cuvmm_say(e, CUVMM_OUT_OF_MEMORY, "the host has no memory for the list of blocks");
+	}
+	*block = (void *)got.block.ptr;
+	return CUVMM_OK;
 }
 
 int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e) {
 	if (forked) return CUVMM_OK;
-	CROSS(goFree(pool, (uintptr_t)block, e));
+	cuvmm_cache *c = cache_of(pool);
+	uint32_t passing;
+	switch (c == NULL ? CUVMM_NOT_LIVE : cuvmm_cache_free(c, (uintptr_t)block, &passing)) {
+	case CUVMM_KEPT:
+		return CUVMM_OK;
+	case CUVMM_FULL:;
+		cuvmm_block blocks[CUVMM_BATCH];
+		for (size_t n; (n = cuvmm_cache_drain(c, 1, blocks, CUVMM_BATCH)) > 0;) give_back(c, pool, blocks, n);
+		return CUVMM_OK;
+	case CUVMM_PASS: {
+		ENTERED(goFree(pool, (uintptr_t)block, e));
+		cuvmm_cache_passed(c, passing, status == CUVMM_OK);
+		return status;
+	}
+	default:
+		CROSS(goNotLive(pool, (uintptr_t)block, e));
+	}
 }
 
 int32_t cuvmm_use(uint64_t pool, void *block, void *stream, cuvmm_error *e) {
 	if (forked) return cuvmm_refuse_child(e);
-	CROSS(goUse(pool, (uintptr_t)block, (uintptr_t)stream, e));
+	cuvmm_cache *c = cache_of(pool);
+	size_t bytes;
+	if (c != NULL && !cuvmm_cache_find(c, (uintptr_t)block, &bytes)) return CUVMM_OK;
+	ENTERED(goUse(pool, (uintptr_t)block, (uintptr_t)stream, e));
+	if (status == CUVMM_OK) cuvmm_cache_use(c, (uintptr_t)block);
+	return status;
 }
 
 int32_t cuvmm_find(uint64_t pool, void *block, size_t *bytes, cuvmm_error *e) {
 	ENTER(bytes);
-	CROSS(goFind(pool, (uintptr_t)block, bytes, e));
+	cuvmm_cache *c = cache_of(pool);
+	if (c != NULL && cuvmm_cache_find(c, (uintptr_t)block, bytes)) return CUVMM_OK;
+	CROSS(goFind(pool, (uintptr_t)block, e));
 }
 
 int32_t cuvmm_stream_close(uint64_t pool, void *stream, cuvmm_error *e) {
@@ -116,10 +196,9 @@ int32_t cuvmm_total_memory(uint64_t pool, size_t *bytes, cuvmm_error *e) {
 int32_t cuvmm_pool_stats(uint64_t pool, cuvmm_stats *stats, cuvmm_error *e) {
 	ENTER(stats);
 	if (stats->size < sizeof stats->size) return cuvmm_say(e, CUVMM_INVALID, "statistics without their size (set size to sizeof(cuvmm_stats))");
-	cuvmm_stats all = {sizeof all};
-	int saved = errno;
-	int32_t status = goStats(pool, &all, e);
-	errno = saved;
+	cuvmm_stats all;
+	memset(&all, 0, sizeof all);
+	ENTERED(goStats(pool, &all, e));
 	if (status == CUVMM_OK) {
 		size_t n = stats->size < sizeof all ? stats->size : sizeof all;
 		memcpy((char *)stats + sizeof all.size, (char *)&all + sizeof all.size, n - sizeof all.size);

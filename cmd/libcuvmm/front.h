@@ -17,6 +17,12 @@ int cuvmm_forked(void);
 // cuvmm_refuse_child fills in the error for a call in a child of fork.
 int32_t cuvmm_refuse_child(cuvmm_error *e);
 
+// cuvmm_fault ends what the library does without Go, which refuses all calls from now on.
+void cuvmm_fault(void);
+
+// cuvmm_entries returns how many calls have entered Go, for tests and benchmarks.
+uint64_t cuvmm_entries(void);
+
 // cuvmm_say fills in an error, and returns its status.
 int32_t cuvmm_say(cuvmm_error *e, int32_t status, const char *message);
 

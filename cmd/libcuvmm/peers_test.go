@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/stretchr/testify/require"
 )
 
@@ -13,6 +14,7 @@ import (
 // to another device, and back, and gathers from all, whether the block was there before the
 // other device's pool or not. Between devices that do not reach each other nothing is granted.
 func TestPoolsOfSeveralDevicesReachEachOther(t *testing.T) {
+	gputest.Alone(t) // it uses the legacy stream
 	t.Setenv("CUVMM_DRIVER", "sim")
 	t.Setenv("CUVMM_SIM", `{"Devices": [{}, {}, {"Unreachable": [0, 1]}]}`)
 	const bytes = 3 << 20
@@ -20,11 +22,11 @@ func TestPoolsOfSeveralDevicesReachEachOther(t *testing.T) {
 	var pools []*entry
 	var blocks, segments []uintptr
 	add := func(i int) {
-		b, err := pools[i].alloc(bytes, 0, 0)
+		b, _, err := pools[i].alloc(bytes, 0, 0)
 		require.NoError(t, err)
 		g, err := pools[i].newSegment(bytes)
 		require.NoError(t, err)
-		blocks, segments = append(blocks, b), append(segments, g)
+		blocks, segments = append(blocks, uintptr(b.Ptr)), append(segments, g)
 	}
 	for device := range 3 {
 		h, err := openPool(device, 0)

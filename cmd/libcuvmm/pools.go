@@ -1,3 +1,5 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
 package main
 
 import (
@@ -11,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/front"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -18,8 +21,10 @@ import (
 // entry is a pool with what C callers name by numbers: streams, blocks that further
 // streams use, arenas and segments.
 type entry struct {
-	dev  *cuda.Device
-	pool *pool.Pool
+	dev    *cuda.Device
+	pool   *pool.Pool
+	behind front.Pool // the same, for the cache
+	cache  *cache     // in front of it
 
 	// streams are borrowed when they are first named, until closeStream or the pool's
 	// end. The map is replaced, so that no call needs a lock to read it.
@@ -77,11 +82,11 @@ func openPool(device, limit int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	p, err := pool.New(dev, pool.Options{Limit: limit, Statistics: true})
+	p, err := pool.New(dev, pool.Options{Limit: limit})
 	if err != nil {
 		return 0, err
 	}
-	e := &entry{dev: dev, pool: p, used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}}
+	e := &entry{dev: dev, pool: p, behind: front.Of(p), used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}}
 	e.streams.Store(&map[uintptr]*cuda.Stream{})
 	if all := pools.Load(); all != nil {
 		for _, other := range *all {
@@ -91,6 +96,9 @@ func openPool(device, limit int) (uint64, error) {
 		}
 	}
 	serial++
+	if e.cache, err = newCache(serial, e); err != nil {
+		return 0, errors.Join(err, p.Close())
+	}
 	changeLocked(func(all map[uint64]*entry) { all[serial] = e })
 	return serial, nil
 }
@@ -149,6 +157,7 @@ func closePool(handle uint64) error {
 		return err // closing the pool again closes the other streams
 	}
 	changeLocked(func(all map[uint64]*entry) { delete(all, handle) })
+	e.cache.close()
 	return err
 }
 
@@ -187,25 +196,26 @@ func (e *entry) closeStream(handle uintptr) error {
 	if s == nil {
 		return nil
 	}
+	e.cache.closeStream(handle)
 	return s.Close()
 }
 
-func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (uintptr, error) {
+func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (b front.Block, class int, err error) {
 	s, err := e.stream(stream)
 	if err != nil {
-		return 0, err
+		return b, -1, err
 	}
 	if arena != 0 {
 		if err := e.joinCapture(s, arena); err != nil {
-			return 0, err
+			return b, -1, err
 		}
 	}
-	b, err := e.pool.Alloc(pool.Request{Bytes: bytes, Stream: s})
+	b, class, err = e.behind.Alloc(bytes, s)
 	if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget) || errors.Is(err, cuda.ErrOutOfAddressSpace) {
 		e.refused.Add(1)
-		return 0, e.exhausted(bytes, err)
+		err = e.exhausted(bytes, err)
 	}
-	return uintptr(b.Ptr()), err
+	return b, class, err
 }
 
 // exhausted words the error as PyTorch does, since programs look for that text.
@@ -244,10 +254,8 @@ func (e *entry) free(block uintptr) error {
 	return e.pool.FreePtr(cuda.Ptr(block), streams...)
 }
 
+// use notes that a further stream uses a live block.
 func (e *entry) use(block, stream uintptr) error {
-	if _, live := e.pool.Find(cuda.Ptr(block)); !live {
-		return nil
-	}
 	s, err := e.stream(stream)
 	if err != nil {
 		return err
@@ -262,12 +270,4 @@ func (e *entry) use(block, stream uintptr) error {
 	e.used[block] = append(e.used[block], s)
 	e.marked.Store(int64(len(e.used)))
 	return nil
-}
-
-func (e *entry) find(block uintptr) (int, error) {
-	b, live := e.pool.Find(cuda.Ptr(block))
-	if !live {
-		return 0, errs.Invalid("cuvmm_find", fmt.Sprintf("no live block begins at %#x", block), "pass the address that cuvmm_alloc gave")
-	}
-	return b.Bytes(), nil
 }

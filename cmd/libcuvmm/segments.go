@@ -1,3 +1,5 @@
+//go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
+
 package main
 
 import (

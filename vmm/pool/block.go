@@ -109,14 +109,23 @@ func (h *header) size() uint64 {
 // If a named stream takes part in a capture, the block waits for the capture's end; see
 // Capture.
 func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
-	h := b.h
-	if h == nil || h.home.shard.pool != p {
+	if b.h == nil || b.h.home.shard.pool != p {
 		return p.notOurs(b)
 	}
-	sh := h.home.shard
 	if late := p.sys.Unsettled(); len(streams)+len(late) > 0 {
 		return p.freeAfter(b, streams, late)
 	}
+	err := p.freeAtOnce(b)
+	if err == nil {
+		p.verify()
+	}
+	return err
+}
+
+// freeAtOnce frees a block that no other stream uses.
+func (p *Pool) freeAtOnce(b Block) error {
+	h := b.h
+	sh := h.home.shard
 	sh.mu.Lock()
 	if h.gen != b.gen {
 		sh.mu.Unlock()
@@ -129,7 +138,6 @@ func (p *Pool) Free(b Block, streams ...*cuda.Stream) error {
 	sh.retireLocked(h, nil)
 	sh.putLocked(h, sh.clock.Now())
 	sh.mu.Unlock()
-	p.verify()
 	return nil
 }
 
@@ -218,14 +226,12 @@ func (p *Pool) freeAfter(b Block, streams []*cuda.Stream, late []*core.Stream) e
 // the first byte of a live block is cuda.ErrInvalidArgument. FreePtr cannot detect that
 // a freed address belongs to another block by now.
 func (p *Pool) FreePtr(ptr cuda.Ptr, streams ...*cuda.Stream) error {
-	const op = "pool.FreePtr"
-	if err := p.made(op); err != nil {
+	if err := p.made("pool.FreePtr"); err != nil {
 		return err
 	}
 	b, ok := p.Find(ptr)
 	if !ok {
-		return errs.Invalid(op, fmt.Sprintf("no live block begins at %v", ptr),
-			"pass the address that Alloc gave, once")
+		return notLive(driver.Ptr(ptr))
 	}
 	return p.Free(b, streams...)
 }

@@ -215,6 +215,7 @@ func (p *Pool) begin(op string, id uint64, origin *core.Stream, o CaptureOptions
 }
 
 func (c *Capture) register(op string) error {
+	c.pool.aside(false)()
 	// Before the pool's lock, since Workspaces.Close frees under its own.
 	if err := c.o.Workspaces.hold(op, c.pool); err != nil {
 		return err

@@ -27,6 +27,7 @@ func (p *Pool) Close() error {
 func (p *Pool) Released() cuda.Completion { return p.closer.Completion() }
 
 func (p *Pool) close() error {
+	defer p.aside(false)()
 	p.misses.Lock()
 	defer p.misses.Unlock()
 	if err := p.shut(); err != nil {
@@ -77,7 +78,7 @@ const shown = 5
 
 func (p *Pool) some() string {
 	var names []string
-	all := p.Live()
+	all := p.liveBlocks()
 	for _, l := range all[:min(len(all), shown)] {
 		names = append(names, l.String())
 	}

@@ -63,6 +63,7 @@ func (p *Pool) StartHistory(o HistoryOptions) {
 func (p *Pool) StopHistory() { p.setHistory(nil) }
 
 func (p *Pool) setHistory(r *ring) {
+	back := p.aside(true)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.history.Store(r)
@@ -75,6 +76,13 @@ func (p *Pool) setHistory(r *ring) {
 			sh.watch.history = r
 		}
 		sh.mu.Unlock()
+	}
+	if p.cacheBack != nil {
+		p.cacheBack()
+	}
+	if p.cacheBack = back; r == nil {
+		p.cacheBack = nil
+		back()
 	}
 }
 

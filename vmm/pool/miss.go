@@ -303,6 +303,9 @@ func (p *Pool) giveUpLocked(g *growth) (isLost bool) {
 // so that it does not lack chunks that another miss has gathered; see escalation.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
+	if w.kind == small {
+		defer p.aside(false)() // what a cache keeps comes before a new slab
+	}
 	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	r.lock()
 	defer r.unlock()
@@ -338,6 +341,7 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 		}
 		if !r.alone {
 			r.unlock()
+			defer p.aside(false)()
 			r.alone = true
 			r.lock()
 			continue

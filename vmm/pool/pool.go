@@ -12,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/front"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
@@ -19,10 +20,13 @@ import (
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
+type holder = front.Holder
+
 // Pool allocates device memory in blocks of any size, and reuses freed blocks in the
 // order of streams. It makes no driver call as long as freed memory serves the requests.
 // All methods are safe for concurrent use. The caller closes it.
 type Pool struct {
+	holder
 	// Set by New.
 	dev                         *cuda.Device
 	sys                         *core.System
@@ -51,7 +55,8 @@ type Pool struct {
 	mostHeld atomic.Uint64
 	limit    atomic.Uint64
 	history  atomic.Pointer[ring]
-	places   atomic.Pointer[[]place] // regions, and what graphs allocate, by address
+	cache    atomic.Pointer[front.Cache] // in front of the pool; nil for most
+	places   atomic.Pointer[[]place]     // regions, and what graphs allocate, by address
 	// passes counts how often more of what was freed became free for all. It only
 	// grows, so no two changes cancel.
 	passes atomic.Uint64
@@ -78,6 +83,7 @@ type Pool struct {
 	retiredTags   []TagStats
 	captures      map[uint64]*Capture
 	arenas        int
+	cacheBack     func() // ends that the cache stands aside, for the history; nil without one
 
 	// offersMu, a leaf, guards offers.
 	offersMu lock.Mutex[lock.Leaf]
@@ -151,6 +157,7 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if o.Statistics {
 		p.stats = new(statistics)
 	}
+	p.holder = front.NewHolder((*behind)(p))
 	p.places.Store(new([]place))
 	p.serial = int(lastPool.Add(1))
 	p.local = p.sys.NewStreamKey()

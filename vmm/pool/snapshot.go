@@ -110,6 +110,7 @@ func (t Tag) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 // blocks, and holds each lock for a bounded number of them, well below a
 // millisecond, so that no request waits for all.
 func (p *Pool) Snapshot() Snapshot {
+	defer p.aside(true)()
 	s := Snapshot{Time: time.Now(), Device: p.dev.String(), Stats: p.Stats(), History: p.History()}
 	p.mu.Lock()
 	for _, h := range p.idle {
@@ -208,6 +209,11 @@ func (l Live) String() string {
 
 // Live lists the live blocks, by address.
 func (p *Pool) Live() []Live {
+	defer p.aside(true)()
+	return p.liveBlocks()
+}
+
+func (p *Pool) liveBlocks() []Live {
 	var all []Live
 	p.each(func(h *header) {
 		l := Live{Block: h.block(), Tag: h.tag}

@@ -111,6 +111,9 @@ func (p *Pool) ResetPeaks() {
 		s.mostRequested.Store(s.requested.Load())
 		s.mostBlocks.Store(s.blocks.Load())
 	}
+	if c := p.cache.Load(); c != nil {
+		(*c).ResetPeaks()
+	}
 }
 
 // inUse is what a budget shows: the live blocks as they were requested.
@@ -145,6 +148,9 @@ func (p *Pool) Stats() Stats {
 		if t.Allocs > 0 {
 			s.Tags = append(s.Tags, t)
 		}
+	}
+	if c := p.cache.Load(); c != nil {
+		s.counted((*c).Counts())
 	}
 	return s
 }

@@ -190,6 +190,7 @@ func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 		return 0, true
 	}
 	defer p.pressing.RUnlock()
+	defer p.aside(false)()
 	freed, err := p.trimPatiently(need, time.Sleep)
 	if err != nil {
 		p.sys.Config.Log.Error("cuvmm: a pool could not give memory back", "error", err)
@@ -213,6 +214,7 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 	case need == 0:
 		need = maxBytes
 	}
+	defer p.aside(false)()
 	p.misses.Lock()
 	n, err := p.trimPatiently(uint64(need), func(d time.Duration) {
 		p.misses.Unlock()

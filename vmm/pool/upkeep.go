@@ -157,6 +157,7 @@ func (p *Pool) decayed() (after time.Duration) {
 		after = left
 	} else {
 		u.since, after = time.Now(), p.decay
+		p.aside(false)() // or blocks that it keeps hold chunks
 		need := 2 * p.chunk
 		for _, sh := range p.all() {
 			sh.mu.Lock()

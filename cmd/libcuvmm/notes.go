@@ -1,0 +1,66 @@
+package main
+
+// # The cache in front of a pool
+//
+// Notes for readers of the source. A request of a C program or of PyTorch that entered Go
+// would take a microsecond, and keep the runtime's monitor thread awake. So the C front keeps
+// small blocks that were freed, and serves requests from them (cache.c). In the steady state of
+// a training loop it enters Go for nothing.
+//
+//	cuvmm_alloc ──► the driver: does the stream capture? ──► cache ──serves──► block
+//	                         │ yes, or an error                │ has none
+//	                         └─────────► Go: the pool ◄────────┘ ──► one block, and up to 16 more
+//	cuvmm_free  ──► cache ──keeps──► (done)
+//	                  │ more than 64 MiB ──► Go: the pool has up to 128 back at once
+//	                  └ not to be kept   ──► Go: the pool frees it
+//
+// # What it keeps
+//
+// A block that was a slot of a slab (vmm/pool/slab.go), on a list of its stream and its class.
+// What is freed on a stream serves the stream's next request at once, whatever the GPU does,
+// since its order is the order of use: as in a shard of the pool. So nothing waits, and a
+// thread may free what another requested. To the pool such a block is live. When it goes back
+// its epoch is a later one than when it was freed, which is safe.
+//
+// The pool frees at once, as before: larger blocks; blocks of a capture; blocks that a further
+// stream uses (cuvmm_use); those of a stream that was closed, and of streams beyond the 64th.
+// Requests of a stream that captures go to the pool. The driver tells that in one call, which
+// finds its context by the stream and ends no capture in any mode. Only the legacy stream is
+// that of the thread's current context: it never captures itself, and a thread without a
+// context asks through Go.
+//
+// A table finds a block's record by its address: the callers of cuvmm_free name nothing else.
+// All blocks of the pool have one, whether they may be kept or not. So the cache refuses what
+// is freed twice, knows the size of each, and counts for the pool (front.Counts): what it keeps
+// is free to everyone.
+//
+// # When it stands aside
+//
+// What asks the pool for memory that the cache may have, or looks at blocks, holds it first
+// (Pool.aside, cache.Hold): it passes every call on to the pool, gives back what it has, waits
+// for what other threads carry between the two, and goes on when the holder is done.
+//
+//	a small request that needs a new slab       until it is served: the cache never makes a
+//	                                            pool grow
+//	a request that finds no memory              likewise, before anything is trimmed or refused
+//	Trim, and pressure from outside             until that ends
+//	a capture begins, a stream closes           for a moment
+//	decay                                       for a moment in each window
+//	Snapshot, Live                              while they read; the pool first learns at which
+//	                                            sizes its blocks were served since
+//	a history                                   as long as it is kept
+//	Close                                       until it ends
+//
+// # Locks
+//
+// A cache has one lock, below all of the pool's, held over no call but the C library's
+// allocations. Who holds the cache may have the pool's pressing lock, and none of misses, mu
+// and a shard's: what it waits for, calls of Free and More, takes shards' locks only.
+//
+// # Forks, faults, the end
+//
+// A child of fork is refused before the cache is looked at, whose lock another thread of the
+// parent may have held. After a fault of the library every call enters Go, which refuses it.
+// The cache calls no signal handler and leaves errno alone. A closed pool's cache stays as an
+// empty shell of a kilobyte, because a call with the old number may still be in it. At the end
+// of the process nothing is given back.
