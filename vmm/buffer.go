@@ -16,7 +16,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/suspend"
-	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
 // Buffer is GPU memory that grows and shrinks in place: its address is fixed
@@ -181,8 +180,7 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 		return nil, err
 	}
 	if o.Reserve < 0 || o.Reserve > memspec.MaxBytes {
-		return nil, errs.Invalid(op, fmt.Sprintf("a range of %s", errs.Bytes(o.Reserve)),
-			"reserve 0 for the device's memory, or a positive size of at most "+errs.Bytes(memspec.MaxBytes))
+		return nil, errReserve(op, o.Reserve)
 	}
 	res, err := reserveFor(op, d, uint64(o.Reserve), need, gran, ReserveOptions{Align: o.Align, Hint: o.Hint})
 	if err != nil {
@@ -192,6 +190,11 @@ func newBuffer(op string, d *cuda.Device, o BufferOptions, need uint64) (*buffer
 	b.account = within.Account(life.KindBuffer, label, b.inUse)
 	b.track(0, label)
 	return b, nil
+}
+
+func errReserve(op string, bytes int) error {
+	return errs.Invalid(op, fmt.Sprintf("a range of %s", errs.Bytes(bytes)),
+		"reserve 0 for the device's memory, or a positive size of at most "+errs.Bytes(memspec.MaxBytes))
 }
 
 // track puts a new buffer into the list of live objects.
@@ -204,11 +207,10 @@ func (b *buffer) track(committed uint64, l life.Label) {
 // memory, halved down to need while there is not enough address space.
 func reserveFor(op string, d *cuda.Device, asked, need, gran uint64, o ReserveOptions) (*reservation, error) {
 	// The memory may lie elsewhere, with another granularity than the device's.
-	unit, err := vrange.Granularity(op, d)
+	unit, err := addressUnit(op, d, gran)
 	if err != nil {
 		return nil, err
 	}
-	unit = max(unit, gran)
 	o.Align = alignFor(o.Align, gran)
 	if asked > 0 {
 		return reserve(op, d, int(roundUp(asked, unit)), o)

@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -105,6 +106,20 @@ var dependants = []struct {
 			return nil
 		}))
 		require.NoError(t, w.b.Close())
+	}},
+	{"Sparse", "GPU work uses it", func(t *testing.T, w *world) {
+		w.sparse(2, both(w, vmm.ReadWrite)...)
+		waits(t, w, w.far, w.ranges[0].Ptr(), w.ranges[0])
+		require.Equal(t, 2, w.pages.Stats().Pages)
+	}},
+	{"Pages", "a Sparse uses it", func(t *testing.T, w *world) {
+		w.sparse(2)
+		require.ErrorIs(t, w.pages.Close(), cuda.ErrInUse)
+		require.NoError(t, w.ranges[0].Map(w.ctx(), nil, vmm.Span{First: 4, N: 1}), "it stays open")
+		require.NoError(t, w.ranges[0].CloseAfter(w.s))
+		require.NoError(t, w.drain())
+		require.NoError(t, w.pages.Close())
+		require.Zero(t, w.sys.Stats().Allocations)
 	}},
 	{"Slice", "", func(t *testing.T, w *world) {
 		b := w.buffer(2)
@@ -364,7 +379,13 @@ func owners(t testing.TB, w *world) map[string]closer {
 	a, err := vmm.NewArray[uint32](w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64)})
 	require.NoError(t, err)
 	require.NoError(t, gputest.Err(a.Append(nil, make([]uint32, 1000))))
-	all := map[string]closer{"Allocation": w.a, "Reservation": alone, "Mapping": w.maps[0], "Buffer": w.buffer(1), "Array": a}
+	spread, err := vmm.NewSparse(w.d, vmm.SparseOptions{Reserve: 8 * kib64, Page: kib64})
+	require.NoError(t, err)
+	require.NoError(t, spread.Map(w.ctx(), w.s, vmm.Span{First: 3, N: 2}))
+	source, err := vmm.NewPages(w.d, vmm.PagesOptions{})
+	require.NoError(t, err)
+	all := map[string]closer{"Allocation": w.a, "Reservation": alone, "Mapping": w.maps[0], "Buffer": w.buffer(1), "Array": a,
+		"Sparse": spread, "Pages": source}
 	for _, c := range all {
 		w.own(c)
 	}
@@ -418,10 +439,12 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 	for _, v := range []any{
 		1, src.Ptr(), w.s, w.d, make([]byte, 100), make([]uint32, 25), part, words.All(), w.host.All(),
 		vmm.ForkOptions{}, vmm.MoveOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
+		[]vmm.Span{{First: 0, N: 1}},
 		func([]byte) error { t.Fatal("called"); return nil }, func([]uint32) error { t.Fatal("called"); return nil },
 	} {
 		values[reflect.TypeOf(v)] = reflect.ValueOf(v)
 	}
+	values[reflect.TypeFor[context.Context]()] = reflect.ValueOf(w.ctx())
 	values[reflect.TypeFor[vmm.Physical]()] = reflect.ValueOf(w.a)
 	values[reflect.TypeFor[[]vmm.Physical]()] = reflect.ValueOf([]vmm.Physical{w.a})
 	return values

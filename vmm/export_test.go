@@ -53,3 +53,9 @@ func Verdict(state, operation string) string {
 	s, o := slices.Index(StateNames[:], state), operationOf(operation)
 	return [...]string{no: "no", yes: "yes", partly: "partly"}[gate[s][o]]
 }
+
+// Advance has a source ask how far the GPU is, and reports whether anything waits for it.
+func Advance(p *Pages) bool { return p.s.Advance() }
+
+// CheckPages returns an error if a source's pages, places and lists contradict each other.
+func CheckPages(p *Pages) error { return p.s.Check() }

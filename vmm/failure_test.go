@@ -45,6 +45,9 @@ type world struct {
 	host  *cuda.HostBuffer
 	slice vmm.Slice[byte]
 	sleep *vmm.Suspension
+	// ranges have their pages from one source.
+	ranges []*vmm.Sparse
+	pages  *vmm.Pages
 	// struck are the calls that were made to fail, where that is certain.
 	struck []string
 	async  bool
@@ -88,6 +91,22 @@ func (w *world) buffer(chunks int, access ...vmm.Access) *vmm.Buffer {
 	}
 	w.b = b
 	return b
+}
+
+// sparse makes a range of eight pages, of which the first are mapped.
+func (w *world) sparse(mapped int, access ...vmm.Access) *vmm.Sparse {
+	var err error
+	if w.pages == nil {
+		w.pages, err = vmm.NewPages(w.d, vmm.PagesOptions{Page: kib64})
+		require.NoError(w.t, err)
+		w.own(w.pages)
+	}
+	s, err := vmm.NewSparse(w.d, vmm.SparseOptions{Reserve: 8 * kib64, Pages: w.pages, Access: access})
+	require.NoError(w.t, err)
+	w.own(s)
+	w.ranges = append(w.ranges, s)
+	require.NoError(w.t, s.Map(w.ctx(), w.s, vmm.Span{First: 0, N: mapped}))
+	return s
 }
 
 // mappings maps n allocations, of one granule each, side by side.
@@ -387,6 +406,39 @@ var scenarios = []scenario{
 		w.family()
 		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Keep: vmm.Drop}))
 	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
+	{name: "NewPages", op: func(w *world) error {
+		p, err := vmm.NewPages(w.d, vmm.PagesOptions{})
+		if err == nil {
+			w.own(p)
+		}
+		return err
+	}},
+	{name: "NewSparse", op: func(w *world) error {
+		s, err := vmm.NewSparse(w.d, vmm.SparseOptions{})
+		if err == nil {
+			w.own(s)
+		}
+		return err
+	}},
+	{name: "Sparse.Map", setup: func(w *world) { w.sparse(2, both(w, vmm.ReadWrite)...) },
+		op: func(w *world) error {
+			return w.ranges[0].Map(w.ctx(), w.s, vmm.Span{First: 1, N: 3}, vmm.Span{First: 6, N: 2})
+		}},
+	{name: "Sparse.Map of a stream's own pages", setup: func(w *world) { w.sparse(3); w.sparse(0); w.freed(3) },
+		op: func(w *world) error {
+			return w.ranges[1].Map(w.ctx(), w.s, vmm.Span{First: 1, N: 1}, vmm.Span{First: 4, N: 2})
+		}},
+	{name: "Sparse.Map of recycled pages", tears: true, setup: func(w *world) {
+		w.sparse(3)
+		w.sparse(0)
+		require.NoError(w.t, w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 0, N: 3}))
+	}, op: func(w *world) error {
+		return w.ranges[1].Map(w.ctx(), w.far, vmm.Span{First: 1, N: 1}, vmm.Span{First: 4, N: 2})
+	}},
+	{name: "Sparse.Unmap", setup: func(w *world) { w.sparse(3) }, op: func(w *world) error {
+		return w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 1, N: 5})
+	}},
+	{name: "Sparse.UnmapAfter", setup: func(w *world) { w.sparse(3) }, op: func(w *world) error { return w.freePages(3) }},
 	{name: "Reader", setup: func(w *world) { w.buffer(2) },
 		op: func(w *world) error { _, err := io.Copy(io.Discard, vmm.NewReader(w.b)); return err }},
 
@@ -405,6 +457,21 @@ var scenarios = []scenario{
 		}, retry: func(w *world) error { return w.r.Close() }},
 	{name: "Buffer.Close", tears: true, setup: func(w *world) { w.buffer(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error { return w.b.Close() }},
+	{name: "Sparse.Close", tears: true, setup: func(w *world) { w.sparse(3); w.freed(1) },
+		op: func(w *world) error { return w.ranges[0].Close() }},
+	{name: "Sparse.CloseAfter", tears: true, setup: func(w *world) { w.sparse(3); w.freed(1) },
+		op: func(w *world) error {
+			if err := w.ranges[0].CloseAfter(w.s, w.far); err != nil {
+				return err
+			}
+			return w.drain()
+		}, retry: func(w *world) error { return w.ranges[0].Close() }},
+	{name: "Pages.Trim", tears: true, setup: func(w *world) {
+		w.sparse(4)
+		require.NoError(w.t, w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 1, N: 3}))
+	}, op: func(w *world) error { return gputest.Err(w.pages.Trim(0)) }},
+	{name: "Pages.Close", tears: true, setup: func(w *world) { w.sparse(2); require.NoError(w.t, w.ranges[0].Close()) },
+		op: func(w *world) error { return w.pages.Close() }},
 	{name: "Mapping.CloseAfter", tears: true, setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },
 		op: func(w *world) error {
 			if err := w.maps[1].CloseAfter(w.s, w.far); err != nil {
@@ -455,6 +522,17 @@ var scenarios = []scenario{
 			_, err := w.b.Append(nil, pattern(4*kib64, 3))
 			return err
 		}},
+}
+
+// freePages unmaps the first pages of the first range behind the work of a stream.
+func (w *world) freePages(n int) error {
+	return w.ranges[0].UnmapAfter([]*cuda.Stream{w.s}, vmm.Span{First: 0, N: n})
+}
+
+// freed has work in flight on pages that are free.
+func (w *world) freed(n int) {
+	require.NoError(w.t, w.s.Memset(w.ranges[0].Ptr(), 1, n*kib64))
+	require.NoError(w.t, w.freePages(n))
 }
 
 func (w *world) create(size int, p vmm.Properties) error {

@@ -58,7 +58,7 @@ func alignFor(align int, gran uint64) int {
 	if align < 0 || bits.OnesCount(uint(align)) > 1 {
 		return align
 	}
-	return max(align, int(gran))
+	return max(align, int(gran&-gran)) // sizes of pages need be no power of two
 }
 
 // Ptr returns the address of the range, fixed for life.

@@ -38,6 +38,17 @@ var builders = []struct {
 	{"move.go: buffer.discard of a fork, the range", sim.Fault{Call: "cuMemcpyDtoDAsync"}, "cuMemAddressFree", []string{"address range"}, forks},
 	{"move.go: buffer.mapChunks of a move, the range", sim.Fault{Call: "cuMemMap"}, "cuMemAddressFree", []string{"address range"},
 		func(w *world) error { return gputest.Err(w.b.Move(vmm.MoveOptions{})) }},
+	{"pages.go: makePages, the pages", sim.Fault{Call: "cuMemCreate", After: 1}, "cuMemRelease", []string{"memory"},
+		func(w *world) error { return w.ranges[0].Map(w.ctx(), nil, vmm.Span{First: 0, N: 3}) }},
+	{"sparse.go: newSparse, the range", sim.Fault{}, "cuMemAddressFree", []string{"address range"},
+		func(w *world) error {
+			p, err := vmm.NewPages(w.d, vmm.PagesOptions{})
+			if err == nil {
+				err = p.Close()
+			}
+			require.NoError(w.t, err)
+			return gputest.Err(vmm.NewSparse(w.d, vmm.SparseOptions{Pages: p, Reserve: kib64}))
+		}},
 	{"imported.go: importBuffer, the range", sim.Fault{Call: "cuMemMap"}, "cuMemAddressFree", []string{"address range"},
 		func(w *world) error {
 			chunks := imports(w.t, w.b, kib64)
@@ -54,6 +65,7 @@ func TestWhatABuilderCannotUndoIsGivenBackLater(t *testing.T) {
 		t.Run(row.place, func(t *testing.T) {
 			w := newWorld(t, false)
 			w.buffer(2)
+			w.sparse(0)
 			require.NoError(t, w.create(kib64, vmm.Properties{}))
 			r, err := vmm.Reserve(w.d, kib64, vmm.ReserveOptions{})
 			require.NoError(t, err)
@@ -61,7 +73,9 @@ func TestWhatABuilderCannotUndoIsGivenBackLater(t *testing.T) {
 			w.r = r
 			before, live := w.sys.Stats(), w.m.Live()
 			row.fails.Result, row.fails.Times = code, 1
-			w.m.Inject(row.fails)
+			if row.fails.Call != "" {
+				w.m.Inject(row.fails)
+			}
 			w.m.Inject(sim.Fault{Call: row.refused, Times: -1, Result: code})
 			require.Error(t, row.do(w))
 			var at *cuda.Error

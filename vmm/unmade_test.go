@@ -13,6 +13,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 	gputest.Unmade(t,
 		(*vmm.Buffer)(nil), &vmm.Buffer{}, (*vmm.Array[uint32])(nil), &vmm.Array[uint32]{},
 		(*vmm.Reservation)(nil), &vmm.Reservation{}, (*vmm.Mapping)(nil), &vmm.Mapping{}, (*vmm.Allocation)(nil), &vmm.Allocation{},
+		(*vmm.Sparse)(nil), &vmm.Sparse{}, (*vmm.Pages)(nil), &vmm.Pages{},
 	)
 	var part vmm.Slice[uint32] // a part of which is another
 	for what, err := range map[string]error{
@@ -36,6 +37,8 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 		require.ErrorIs(t, gputest.Err(vmm.NewArray[byte](none, vmm.BufferOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.Create(none, 2*mib, vmm.Properties{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.Reserve(none, 2*mib, vmm.ReserveOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.NewSparse(none, vmm.SparseOptions{})), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(vmm.NewPages(none, vmm.PagesOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.GranularityOf(none, vmm.Properties{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(space.DMABuf(none, 0, 2*mib)), cuda.ErrInvalidArgument)
 	}

@@ -1,6 +1,7 @@
 package core
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"slices"
@@ -120,6 +121,22 @@ func (s *System) WaitDevices(op string, devices []driver.Device) error {
 		}
 	}
 	return nil
+}
+
+// AwaitDevices is WaitDevices until a context ends. The wait goes on then, and Drain waits for
+// it: it must use nothing of the caller.
+func (s *System) AwaitDevices(ctx context.Context, op string, devices []driver.Device) error {
+	if ctx.Done() == nil {
+		return s.WaitDevices(op, devices)
+	}
+	passed := make(chan error, 1)
+	s.Go(func() { passed <- s.WaitDevices(op, devices) })
+	select {
+	case err := <-passed:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s: waiting for work of the GPU: %w", op, context.Cause(ctx))
+	}
 }
 
 // WaitAll is WaitDevices for all devices.

@@ -29,11 +29,13 @@ const (
 	KindPool
 	KindBacking
 	KindSuspension
+	KindSparse
+	KindPages
 	kinds
 )
 
 var kindNames = [kinds]string{"reservation", "allocation", "mapping", "buffer", "stream", "event", "host buffer", "module", "graph", "managed memory",
-	"multicast object", "multicast binding", "pool", "host backing", "suspension"}
+	"multicast object", "multicast binding", "pool", "host backing", "suspension", "sparse range", "page source"}
 
 // String names the kind.
 func (k Kind) String() string { return kindNames[k] }

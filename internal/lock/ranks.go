@@ -46,6 +46,8 @@ type (
 	// Buffer is the rank of a buffer's list of chunks. Two are locked in the order of their
 	// addresses.
 	Buffer struct{}
+	// Pages is the rank of a source's pages, and of the places where ranges have them.
+	Pages struct{}
 	// Range is the rank of the mappings of a range of addresses.
 	Range struct{}
 	// Block is the rank of a context's block of device memory.
@@ -75,9 +77,10 @@ func (Waiting) rank() order     { return order{5, 1} }
 func (Publication) rank() order { return order{6, 1} }
 func (Staging) rank() order     { return order{7, 1} }
 func (Buffer) rank() order      { return order{8, none} }
-func (Range) rank() order       { return order{9, 1} }
-func (Block) rank() order       { return order{10, 1} }
-func (Event) rank() order       { return order{11, none} }
-func (Captures) rank() order    { return order{12, 1} }
-func (Stem) rank() order        { return order{13, 1} }
-func (Leaf) rank() order        { return order{14, 1} }
+func (Pages) rank() order       { return order{9, 1} }
+func (Range) rank() order       { return order{10, 1} }
+func (Block) rank() order       { return order{11, 1} }
+func (Event) rank() order       { return order{12, none} }
+func (Captures) rank() order    { return order{13, 1} }
+func (Stem) rank() order        { return order{14, 1} }
+func (Leaf) rank() order        { return order{15, 1} }

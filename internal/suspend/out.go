@@ -18,26 +18,10 @@ func Out(ctx context.Context, op string, o Options, members []Member) (*Suspensi
 	if err != nil {
 		return nil, err
 	}
-	if err := s.out(ctx, op, func(p *plan) error { return s.waitDevices(ctx, op, devicesOf(p)) }); err != nil {
+	if err := s.out(ctx, op, func(p *plan) error { return s.sys.AwaitDevices(ctx, op, devicesOf(p)) }); err != nil {
 		return nil, err
 	}
 	return s, nil
-}
-
-// waitDevices waits for the devices until the context ends. The wait goes on then, and Drain
-// waits for it; it uses nothing of the members.
-func (s *Suspension) waitDevices(ctx context.Context, op string, devices []driver.Device) error {
-	if ctx.Done() == nil {
-		return s.sys.WaitDevices(op, devices)
-	}
-	passed := make(chan error, 1)
-	s.sys.Go(func() { passed <- s.sys.WaitDevices(op, devices) })
-	select {
-	case err := <-passed:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%s: waiting for work of the GPU: %w", op, context.Cause(ctx))
-	}
 }
 
 // OutAfter is Out that waits for nothing: the memory goes out of use at once, and a goroutine

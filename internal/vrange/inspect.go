@@ -1,6 +1,8 @@
 package vrange
 
 import (
+	"slices"
+
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -29,6 +31,13 @@ func (r *Range) Mappings(off uint64, to []MappingAt) []MappingAt {
 		to = append(to, MappingAt{Off: m.Off, Memory: m.Memory, Access: m.access, Closing: m.closing != nil, Away: m.presence == away})
 	}
 	return to
+}
+
+// All returns the mappings, in the order of their offsets.
+func (r *Range) All() []*Mapping {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(r.maps.from(0))
 }
 
 // Stuck returns how many bytes could not be unmapped or released.

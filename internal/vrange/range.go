@@ -148,9 +148,7 @@ func (r *Range) Close(op string) error {
 // unmapClosing unmaps mappings that are closing, after all work of the devices that can
 // access them. The reclaimer then finds them unmapped.
 func (r *Range) unmapClosing(op string) error {
-	r.mu.Lock()
-	maps := slices.Collect(r.maps.from(0))
-	r.mu.Unlock()
+	maps := r.All()
 	if len(maps) == 0 {
 		return nil
 	}

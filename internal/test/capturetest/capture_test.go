@@ -93,6 +93,16 @@ var operations = map[string]operation{
 		return errors.Join(err, b.SetAccess(vmm.Access{Location: w.dev.Location(), Mode: vmm.ReadOnly}),
 			b.Resize(nil, mib), b.Clip(), b.Close())
 	},
+	"a sparse range": func(w place) error {
+		s, err := vmm.NewSparse(w.dev, vmm.SparseOptions{Reserve: 64 * mib})
+		if err != nil {
+			return err
+		}
+		w.closed(s)
+		part := vmm.Span{First: 3, N: 2}
+		return errors.Join(s.Map(w.within, w.stream, part), s.UnmapAfter([]*cuda.Stream{w.stream}, part), s.Map(w.within, nil, part),
+			s.Unmap(w.within, part), gputest.Err(s.Pages().Trim(0)), s.Close())
+	},
 	"suspended memory": func(w place) error {
 		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
 		if err != nil {

@@ -30,6 +30,8 @@ var builders = map[string]string{
 	"vmm buffer.createLocked":            "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm Reservation.Map":                "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm Reservation.MapRun":             "TestWhatABuilderCannotUndoIsGivenBackLater",
+	"vmm makePages":                      "TestWhatABuilderCannotUndoIsGivenBackLater",
+	"vmm newSparse":                      "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm/pool Pool.lose":                 "TestWhatATrimLosesIsALeftover",
 	"vmm/pool Pool.closeEmpty":           "TestCloseTakesLeftoversAlong",
 	"managed newBuffer":                  "TestFailuresWhileMakingAndClosing",

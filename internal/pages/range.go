@@ -1,0 +1,206 @@
+package pages
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/lock"
+	"github.com/cuvmm/cuvmm/internal/memspec"
+	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/suspend"
+	"github.com/cuvmm/cuvmm/internal/vrange"
+)
+
+// Range is a range of addresses with holes. It is cut into places for one page each.
+type Range struct {
+	core.Object
+	Closer life.Closer
+	source *Source
+	dev    *cuda.Device
+	res    *vrange.Range
+	access memspec.Access
+	null   *phys.Handle // lies under holes; nil for none
+	status suspend.Status
+
+	// changes is held over a change of the range, with its waits for the GPU, but not over
+	// UnmapAfter, which waits for nothing.
+	changes lock.Mutex[lock.Long]
+	// mu guards live, which copies read. A copy holds it for reading until it is submitted.
+	mu   lock.RWMutex[lock.Buffer]
+	live bits
+	// The source's mu guards places, nil for a hole, and copied: work of this library on the
+	// range, one point a stream.
+	places []*place
+	copied place
+}
+
+// Span is N pages from First on.
+type Span struct{ First, N int }
+
+// NewRange makes a range of what is reserved, which it owns from then on.
+func NewRange(op string, s *Source, d *cuda.Device, res *vrange.Range, access memspec.Access, l life.Label) (*Range, error) {
+	n := int(res.Size / s.Page)
+	r := &Range{source: s, dev: d, res: res, access: access, live: newBits(n), places: make([]*place, n)}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.Closer.Closed() {
+		return nil, errs.ClosedError(op, s.Title())
+	}
+	s.ranges[r] = struct{}{}
+	r.SetLabel(l)
+	s.System().Track(r, life.KindSparse, 0)
+	return r, nil
+}
+
+// Page returns the size of a page.
+func (r *Range) Page() uint64 { return r.source.Page }
+
+// Source returns what the range has its pages from.
+func (r *Range) Source() *Source { return r.source }
+
+// fail returns the error of an operation on the range, which it names.
+func (r *Range) fail(f errs.Failure) error {
+	f.Object = r.Called()
+	return errs.New(f)
+}
+
+// acquire starts an operation on the range; the caller calls Closer.Release.
+func (r *Range) acquire(op string) error {
+	if !r.Closer.Acquire() {
+		return errs.ClosedError(op, r.Title())
+	}
+	return nil
+}
+
+// Wait waits for all work that could use the range.
+func (r *Range) Wait(op string) error { return r.System().WaitDevices(op, r.res.Devices()) }
+
+func (r *Range) errStuck(op string, bytes uint64) error {
+	return r.fail(errs.Failure{Op: op, Kind: errs.InUse,
+		Asked: fmt.Sprintf("%s, of which %s could not be unmapped", r.What(), errs.Bytes(bytes)), Hint: "call Map or Close, which try again"})
+}
+
+// awake refuses an operation while the memory is away, or on its way.
+func (r *Range) awake(op string) error {
+	if s := r.status.Sleep(); s != nil {
+		return s.Error(op)
+	}
+	return nil
+}
+
+// check refuses spans that are not in the range, and returns the pages that they name, in
+// order.
+func (r *Range) check(op string, spans []Span) (at []int, err error) {
+	for _, sp := range spans {
+		if sp.First < 0 || sp.N < 0 || sp.N > len(r.places)-sp.First {
+			return nil, r.fail(errs.Failure{Op: op, Kind: errs.OutOfRange,
+				Asked: fmt.Sprintf("%s from page %d on, of %d", errs.Count(sp.N, "page"), sp.First, len(r.places)),
+				Hint:  "name pages of the range, or reserve a larger one"})
+		}
+		for i := range sp.N {
+			at = append(at, sp.First+i)
+		}
+	}
+	slices.Sort(at)
+	return slices.Compact(at), nil
+}
+
+// Numbers are those of a range: its pages, how many are mapped and in use, of which other
+// places use some too, how many freed pages lie under holes, and how many could not be
+// unmapped.
+type Numbers struct{ Pages, Mapped, Shared, Freed, Stuck, Suspended int }
+
+// Numbers returns the range's.
+func (r *Range) Numbers() (n Numbers) {
+	s := r.source
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n.Pages = len(r.places)
+	for _, at := range r.places {
+		switch {
+		case at == nil:
+		case at.stuck:
+			n.Stuck++
+		case !at.live:
+			n.Freed++
+		default:
+			n.Mapped++
+			if at.page.uses > 1 {
+				n.Shared++
+			}
+			if at.page.h.Away() {
+				n.Suspended++
+			}
+		}
+	}
+	return n
+}
+
+// Teardown unmaps everything, which the GPU has passed, and gives the addresses back. wait
+// says whether it may wait for a change of another range; else it returns life.ErrAgain.
+func (r *Range) Teardown(op string, wait bool) error {
+	s := r.source
+	if wait {
+		s.turn.Lock()
+	} else if !s.turn.TryLock() {
+		return life.ErrAgain
+	}
+	defer s.turn.Unlock()
+	r.mu.Lock()
+	clear(r.live)
+	r.mu.Unlock()
+	s.mu.Lock()
+	var all []*place
+	for _, at := range r.places {
+		if at != nil {
+			all = append(all, at)
+		}
+	}
+	pages := make([]*page, len(all))
+	for i, at := range all {
+		pages[i] = at.page
+		at.page.remove()
+		if at.live {
+			at.use(false)
+		}
+		at.after = nil
+	}
+	s.mu.Unlock()
+	err := s.unmap(op, all)
+	s.refile(op, pages)
+	if err != nil {
+		return err
+	}
+	if err := r.res.Close(op); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	delete(s.ranges, r)
+	s.mu.Unlock()
+	r.status.Closed()
+	r.Untrack()
+	return nil
+}
+
+// refile puts pages that no place uses on their lists, and lets go of those whose memory is
+// away or on a lost device.
+func (s *Source) refile(op string, pages []*page) {
+	var gone []*page
+	s.mu.Lock()
+	for _, p := range pages {
+		switch {
+		case p.uses > 0 || p.on != nil || p.released:
+		case len(p.places) == 0 && (p.h.Away() || p.h.Lost() != driver.Success):
+			gone = append(gone, p)
+		default:
+			s.shelveLocked(p)
+		}
+	}
+	s.mu.Unlock()
+	_ = s.release(op, gone) // what is refused is a leftover
+}

@@ -1,0 +1,294 @@
+package vmm
+
+import (
+	"context"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/memspec"
+	"github.com/cuvmm/cuvmm/internal/pages"
+	"github.com/cuvmm/cuvmm/internal/suspend"
+	"github.com/cuvmm/cuvmm/internal/vrange"
+)
+
+// Sparse is a range of addresses with holes. It is cut into pages of one size, which are mapped
+// and unmapped in any order; what has no page is a hole. The address is fixed for life.
+//
+// Pages come from a source (Pages), which recycles those that are unmapped. A page that is
+// unmapped stays where it is until its memory or its addresses are wanted, so a program that
+// maps the same pages again makes no driver call. Nothing may use it there meanwhile: the
+// software driver names work that does, and work in a hole.
+//
+// All methods are safe for concurrent use. Changes of the ranges of one source run one after
+// the other. If the Sparse is nil or was not made by NewSparse, methods that return an error
+// return ErrInvalidArgument.
+type Sparse struct {
+	sleeper
+	r       *pages.Range
+	pages   *Pages
+	own     bool // the source is the range's
+	watched life.Watched
+}
+
+// SparseOptions describe a sparse range. The zero value is a range as large as the device's
+// memory, with pages of the granularity and a source of its own.
+type SparseOptions struct {
+	// Reserve is the size of the range in bytes, rounded up to whole pages. 0 is the size of
+	// the device's memory, halved as often as necessary if there is not enough address space.
+	Reserve int
+	// Pages is where the range has its pages from. Ranges of one source share memory: what one
+	// unmaps another maps. If it is nil the range has a source of its own, with pages as Page
+	// and Memory say.
+	Pages *Pages
+	// Page and Memory are as in PagesOptions. With Pages they must be zero.
+	Page   int
+	Memory Properties
+	// Access is the access of places to the range's pages. The device itself and, for memory
+	// on the host, the memory's own location have read-write access unless they are named
+	// here; all other places have none.
+	Access []Access
+	// Name is what errors and snapshots call the range. Names need not differ. A name has at
+	// most 128 bytes of printable UTF-8, without spaces at its ends.
+	Name string
+	// Tag is the group that the range belongs to.
+	Tag cuda.Tag
+}
+
+// Span is N pages from page First on.
+type Span struct{ First, N int }
+
+// NewSparse makes a range of holes: it reserves address space, and takes no memory yet. The
+// caller closes it.
+func NewSparse(d *cuda.Device, o SparseOptions) (*Sparse, error) {
+	const op = "vmm.NewSparse"
+	label := life.Label{Name: o.Name, Tag: string(o.Tag)}
+	if err := label.Check(op); err != nil {
+		return nil, err
+	}
+	p, own, err := sourceOf(op, d, o)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newSparse(op, d, p, o, label)
+	if err != nil {
+		if own {
+			_ = p.s.Close(op) // it has nothing yet
+		}
+		return nil, err
+	}
+	s.own = own
+	s.r.Watch(&s.watched)
+	return s, nil
+}
+
+// sourceOf returns the source that the options name, or makes one.
+func sourceOf(op string, d *cuda.Device, o SparseOptions) (p *Pages, own bool, err error) {
+	if o.Pages == nil {
+		p, err = newPages(op, d, PagesOptions{Page: o.Page, Memory: o.Memory, Name: o.Name, Tag: o.Tag})
+		return p, true, err
+	}
+	in, err := o.Pages.inner(op)
+	switch {
+	case err != nil:
+		return nil, false, err
+	case core.SystemOf(d) == nil:
+		return nil, false, errs.NilDevice(op)
+	case in.System() != core.SystemOf(d):
+		return nil, false, errs.ForeignError(op, "source of pages")
+	case o.Page != 0 || o.Memory != (Properties{}):
+		return nil, false, errs.Invalid(op, "a size or properties of pages besides a source", "set them in PagesOptions alone")
+	}
+	return o.Pages, false, nil
+}
+
+func newSparse(op string, d *cuda.Device, p *Pages, o SparseOptions, label life.Label) (*Sparse, error) {
+	access, err := bufferAccess(op, d, p.s.Memory.Location, o.Access)
+	if err != nil {
+		return nil, err
+	}
+	if o.Reserve < 0 || o.Reserve > memspec.MaxBytes {
+		return nil, errReserve(op, o.Reserve)
+	}
+	res, err := reserveFor(op, d, uint64(o.Reserve), 0, p.s.Page, ReserveOptions{})
+	if err != nil {
+		return nil, err
+	}
+	r, err := pages.NewRange(op, p.s, d, res, access, label)
+	if err != nil {
+		return nil, res.Abandon(op, err)
+	}
+	return &Sparse{sleeper: suspend.Hold(r), r: r, pages: p}, nil
+}
+
+// addressUnit returns what offsets of memory of some granularity are multiples of in a range
+// that the device reserves.
+func addressUnit(op string, d *cuda.Device, gran uint64) (uint64, error) {
+	unit, err := vrange.Granularity(op, d)
+	return max(unit, gran), err
+}
+
+// inner returns the inner state, or an error for a Sparse that no function made.
+func (s *Sparse) inner(op string) (*pages.Range, error) {
+	if s == nil || s.r == nil {
+		return nil, errs.Invalid(op, "a nil sparse range", "make one with NewSparse")
+	}
+	return s.r, nil
+}
+
+// Ptr returns the address of the range, fixed for life.
+func (s *Sparse) Ptr() cuda.Ptr { return cuda.Ptr(s.r.Base()) }
+
+// Size returns the size of the range in bytes.
+func (s *Sparse) Size() int { return int(s.r.Size()) }
+
+// Page returns the size of a page in bytes.
+func (s *Sparse) Page() int { return int(s.r.Page()) }
+
+// Pages returns the source that the range has its pages from. If it is the range's own, Close
+// of the range closes it.
+func (s *Sparse) Pages() *Pages { return s.pages }
+
+// Device returns the device that the range was made on.
+func (s *Sparse) Device() *cuda.Device { return s.r.Device() }
+
+// Name returns the name that the range was given, if any.
+func (s *Sparse) Name() string { return s.r.Label().Name }
+
+// Tag returns the tag that the range was given, if any.
+func (s *Sparse) Tag() cuda.Tag { return cuda.Tag(s.r.Label().Tag) }
+
+// SparseStats are the numbers of a range, in pages.
+type SparseStats struct {
+	// Pages that the range has addresses for, and those of them that are mapped: the others
+	// are holes.
+	Pages, Mapped int
+	// Shared mapped pages are mapped elsewhere, too.
+	Shared int
+	// Freed pages were unmapped, and lie under their holes yet.
+	Freed int
+	// Stuck pages could not be unmapped after a failure. Map and Close try again.
+	Stuck int
+	// Suspended mapped pages have no memory until Resume.
+	Suspended int
+}
+
+// Stats returns the range's numbers now.
+func (s *Sparse) Stats() SparseStats { return SparseStats(s.r.Numbers()) }
+
+// Map maps pages where the spans have holes: all of them, or none. Pages that are mapped
+// already stay. on is the stream whose later work uses them first, which the caller orders all
+// other use behind; nil stands for any stream. Contents are undefined, unless the source zeroes
+// its pages, on that stream.
+//
+// A page that work of the same stream was to use last is taken at once. Others are taken when
+// the GPU has passed them, and if that is not enough new ones are made. Map waits for the GPU,
+// until ctx ends, only where a hole still has a page of another stream under it. Where there is
+// no memory it has the owners of the budget make room and tries again once; if ctx has a
+// deadline, it tries until then. On a stream that captures a graph it returns ErrCapturing,
+// unless all pages are mapped already.
+func (s *Sparse) Map(ctx context.Context, on *cuda.Stream, spans ...Span) error {
+	const op = "vmm.Sparse.Map"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext(op)
+	}
+	return in.Map(ctx, op, on, spansOf(spans))
+}
+
+// Unmap waits for all work that could use the range (see the package documentation), and makes
+// holes of the spans. What is a hole already stays one. When ctx ends first nothing has
+// changed.
+func (s *Sparse) Unmap(ctx context.Context, spans ...Span) error {
+	const op = "vmm.Sparse.Unmap"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext(op)
+	}
+	return in.Unmap(ctx, op, spansOf(spans))
+}
+
+// UnmapAfter makes holes of the spans at once, and frees their pages when the work that is on
+// the streams now is done. It never waits, and makes no driver call for a stream that only this
+// library can reach. Without a stream it returns ErrInvalidArgument, and with one that captures
+// a graph ErrCapturing; then nothing has changed. What is a hole already stays one.
+func (s *Sparse) UnmapAfter(streams []*cuda.Stream, spans ...Span) error {
+	const op = "vmm.Sparse.UnmapAfter"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	if len(streams) == 0 {
+		return errs.Invalid(op, "no streams", "name the streams whose work uses the pages, or use Unmap, which waits for all of it")
+	}
+	of := make([]*core.Stream, len(streams))
+	for i, st := range streams {
+		if of[i] = core.StreamOf(st); of[i] == nil {
+			return errs.NilStream(op)
+		}
+	}
+	return in.UnmapAfter(op, of, spansOf(spans))
+}
+
+func spansOf(all []Span) []pages.Span {
+	in := make([]pages.Span, len(all))
+	for i, s := range all {
+		in[i] = pages.Span(s)
+	}
+	return in
+}
+
+// Close waits for all work that could use the range (see the package documentation), unmaps its
+// pages, which its source keeps for other ranges, and gives the addresses back. It is
+// idempotent, and after an error it may be called again.
+func (s *Sparse) Close() error {
+	const op = "vmm.Sparse.Close"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	return in.Closer.Close(func() error {
+		if err := in.Wait(op); err != nil {
+			return err
+		}
+		return s.teardown(op, true)
+	})
+}
+
+// CloseAfter takes the range out of use at once, and unmaps its pages when the work that is on
+// the streams now is done. It never blocks. Without a stream it returns ErrInvalidArgument, and
+// with one that captures a graph ErrCapturing; then nothing has changed.
+func (s *Sparse) CloseAfter(streams ...*cuda.Stream) error {
+	const op = "vmm.Sparse.CloseAfter"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	sys := in.System()
+	return life.CloseAfter(&in.Closer, sys,
+		func() (*core.Fence, error) { return core.FenceOf(sys, op, streams) },
+		func() error { return s.teardown(op, false) })
+}
+
+// Released returns the completion of the range's closing.
+func (s *Sparse) Released() cuda.Completion { return s.r.Closer.Completion() }
+
+func (s *Sparse) teardown(op string, wait bool) error {
+	if err := s.r.Teardown(op, wait); err != nil {
+		return err
+	}
+	if s.own {
+		if err := s.pages.s.Close(op); err != nil {
+			return err
+		}
+	}
+	s.watched.Stop()
+	return nil
+}

@@ -1,0 +1,65 @@
+package vmm_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Two sequences of a cache have their pages from one source, so that what one gives back the
+// other uses. Each has a contiguous range of addresses.
+func ExampleNewSparse() {
+	sys, err := auto.Open(auto.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer stream.Close()
+
+	pages, err := vmm.NewPages(dev, vmm.PagesOptions{Budget: cuda.NewBudget(64<<20, cuda.BudgetOptions{}), Name: "kv"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer pages.Close()
+	var sequences [2]*vmm.Sparse
+	for i := range sequences {
+		if sequences[i], err = vmm.NewSparse(dev, vmm.SparseOptions{Reserve: 1 << 30, Pages: pages}); err != nil {
+			log.Fatal(err)
+		}
+		defer sequences[i].Close()
+	}
+
+	ctx := context.Background()
+	first := vmm.Span{First: 0, N: 3}
+	if err := sequences[0].Map(ctx, stream, first); err != nil {
+		log.Fatal(err)
+	}
+	if err := cuda.UploadOf(stream, sequences[0].Ptr(), []float32{1, 2, 3}); err != nil {
+		log.Fatal(err)
+	}
+	// Its end: the pages are free when the work that is on the stream now is done.
+	if err := sequences[0].UnmapAfter([]*cuda.Stream{stream}, first); err != nil {
+		log.Fatal(err)
+	}
+	// Work of the same stream may have them at once, anywhere.
+	if err := sequences[1].Map(ctx, stream, vmm.Span{First: 2, N: 2}, vmm.Span{First: 90, N: 1}); err != nil {
+		log.Fatal(err)
+	}
+	show := func(p vmm.PagesStats, s vmm.SparseStats) {
+		fmt.Printf("%d pages, of which %d are used; %d were recycled\n", p.Pages, p.Used, p.Recycled)
+		fmt.Printf("%d of the sequence's %d are mapped\n", s.Mapped, s.Pages)
+	}
+	show(pages.Stats(), sequences[1].Stats())
+	// Output:
+	// 3 pages, of which 3 are used; 3 were recycled
+	// 3 of the sequence's 512 are mapped
+}

@@ -1,0 +1,273 @@
+package vmm_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+)
+
+// sparseModel is what ranges of one source are, as their user sees it: which pages are mapped,
+// which of them are the same memory, and what is written there.
+type sparseModel struct {
+	t       *rapid.T
+	m       *sim.Machine
+	sys     *cuda.System
+	streams []*cuda.Stream
+	held    []bool
+	budget  *cuda.Budget
+	pages   *vmm.Pages
+	ranges  []*modelRange
+	closing []*vmm.Sparse // whose teardown may fail
+	words   uint64
+	faults  bool
+	next    int
+}
+
+// modelRange is a range, and its pages: nil for a hole.
+type modelRange struct {
+	s     *vmm.Sparse
+	pages [modelPages]*modelPage
+}
+
+const (
+	modelPages  = 12
+	modelLimit  = 16
+	modelRanges = 3
+)
+
+// modelPage is memory that some places have. All its work is on one stream, so that it is
+// ordered.
+type modelPage struct {
+	stream int
+	word   uint64 // 0: unknown
+}
+
+func newSparseModel(t *rapid.T, faults bool) *sparseModel {
+	m, err := sim.New(sim.Options{Races: true, Devices: []sim.DeviceOptions{{Granularity: kib64, Memory: 64 * mib}}})
+	require.NoError(t, err)
+	sys, err := m.Open(cuda.Options{NamedStreamsOnly: true}) // a wait for other streams stalls launches
+	require.NoError(t, err)
+	md := &sparseModel{t: t, m: m, sys: sys, faults: faults}
+	d := sys.Devices()[0]
+	for range 3 {
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		md.streams, md.held = append(md.streams, s), append(md.held, false)
+	}
+	md.budget = cuda.NewBudget(modelLimit*kib64, cuda.BudgetOptions{})
+	md.pages, err = vmm.NewPages(d, vmm.PagesOptions{Page: kib64, Budget: md.budget})
+	require.NoError(t, err)
+	for range modelRanges {
+		md.ranges = append(md.ranges, md.open())
+	}
+	return md
+}
+
+func (md *sparseModel) open() *modelRange {
+	md.next++
+	s, err := vmm.NewSparse(md.sys.Devices()[0], vmm.SparseOptions{Reserve: modelPages * kib64, Pages: md.pages, Name: fmt.Sprintf("range %d", md.next)})
+	require.NoError(md.t, err)
+	return &modelRange{s: s}
+}
+
+func (md *sparseModel) pick() *modelRange {
+	return md.ranges[rapid.IntRange(0, len(md.ranges)-1).Draw(md.t, "range")]
+}
+
+func (md *sparseModel) span() vmm.Span {
+	first := rapid.IntRange(0, modelPages-1).Draw(md.t, "first")
+	return vmm.Span{First: first, N: rapid.IntRange(0, modelPages-first).Draw(md.t, "pages")}
+}
+
+// soon bounds what waits for a stream that is held.
+func soon() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.Background(), time.Millisecond)
+}
+
+// expected says whether an operation may fail so.
+func (md *sparseModel) expected(err error, kinds ...error) {
+	if slices.ContainsFunc(kinds, func(kind error) bool { return errors.Is(err, kind) }) {
+		return
+	}
+	var at *cuda.Error
+	if md.faults && errors.As(err, &at) && at.Code == code {
+		return
+	}
+	if err != nil {
+		md.t.Fatalf("%v", err) // which rapid shows even of a failure that it cannot reproduce
+	}
+}
+
+func (md *sparseModel) mapPages(*rapid.T) {
+	r, sp, on := md.pick(), md.span(), rapid.IntRange(0, len(md.streams)-1).Draw(md.t, "stream")
+	ctx, cancel := soon()
+	defer cancel()
+	before := r.s.Stats()
+	if err := r.s.Map(ctx, md.streams[on], sp); err != nil {
+		md.expected(err, cuda.ErrBudget, context.DeadlineExceeded)
+		require.Equal(md.t, before.Mapped, r.s.Stats().Mapped)
+		return
+	}
+	for i := sp.First; i < sp.First+sp.N; i++ {
+		if r.pages[i] == nil {
+			r.pages[i] = &modelPage{stream: on}
+		}
+	}
+}
+
+func (md *sparseModel) unmapAfter(*rapid.T) {
+	r, sp := md.pick(), md.span()
+	var on []*cuda.Stream
+	for i := sp.First; i < sp.First+sp.N; i++ {
+		if p := r.pages[i]; p != nil && !slices.Contains(on, md.streams[p.stream]) {
+			on = append(on, md.streams[p.stream])
+		}
+	}
+	if len(on) == 0 {
+		on = md.streams[:1]
+	}
+	require.NoError(md.t, r.s.UnmapAfter(on, sp))
+	clear(r.pages[sp.First : sp.First+sp.N])
+}
+
+func (md *sparseModel) unmap(*rapid.T) {
+	r, sp := md.pick(), md.span()
+	ctx, cancel := soon()
+	defer cancel()
+	if err := r.s.Unmap(ctx, sp); err != nil {
+		md.expected(err, context.DeadlineExceeded)
+		return
+	}
+	clear(r.pages[sp.First : sp.First+sp.N])
+}
+
+// write writes a page on its stream.
+func (md *sparseModel) write(*rapid.T) {
+	r := md.pick()
+	i := rapid.IntRange(0, modelPages-1).Draw(md.t, "page")
+	if p := r.pages[i]; p != nil {
+		md.words++
+		b := byte(md.words%255) + 1
+		require.NoError(md.t, md.streams[p.stream].Memset(pageAt(r.s, i), b, kib64))
+		p.word = uint64(b) * 0x0101010101010101
+	}
+}
+
+func (md *sparseModel) hold(*rapid.T) {
+	i := rapid.IntRange(0, len(md.streams)-1).Draw(md.t, "stream")
+	if md.held[i] = !md.held[i]; md.held[i] {
+		md.m.Hold(md.streams[i].Handle())
+	} else {
+		md.m.Release(md.streams[i].Handle())
+	}
+}
+
+func (md *sparseModel) trim(*rapid.T) {
+	_, err := md.pages.Trim(rapid.IntRange(0, 5).Draw(md.t, "pages") * kib64)
+	md.expected(err)
+}
+
+// reopen closes a range behind the work of all streams, and makes another one.
+func (md *sparseModel) reopen(*rapid.T) {
+	i := rapid.IntRange(0, len(md.ranges)-1).Draw(md.t, "range")
+	require.NoError(md.t, md.ranges[i].s.CloseAfter(md.streams...))
+	md.closing = append(md.closing, md.ranges[i].s)
+	md.ranges[i] = md.open()
+}
+
+func (md *sparseModel) fault(*rapid.T) {
+	if md.faults {
+		md.m.Inject(sim.Fault{
+			Call:  rapid.SampledFrom([]string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease"}).Draw(md.t, "call"),
+			After: rapid.IntRange(0, 3).Draw(md.t, "after"), Times: rapid.IntRange(1, 2).Draw(md.t, "times"), Result: cuda.Code(driver.Unknown),
+		})
+	}
+}
+
+func (md *sparseModel) check(*rapid.T) {
+	require.NoError(md.t, vmm.CheckPages(md.pages))
+	for _, r := range md.ranges {
+		mapped := 0
+		for _, p := range r.pages {
+			if p != nil {
+				mapped++
+			}
+		}
+		require.Equal(md.t, mapped, r.s.Stats().Mapped)
+	}
+	if !md.faults {
+		require.Equal(md.t, md.budget.Stats().Committed, md.pages.Stats().Pages*kib64)
+	}
+}
+
+// contents reads every page whose word is known.
+func (md *sparseModel) contents() {
+	for i := range md.held {
+		if md.held[i] {
+			md.m.Release(md.streams[i].Handle())
+			md.held[i] = false
+		}
+	}
+	for _, s := range md.streams {
+		require.NoError(md.t, s.Synchronize())
+	}
+	for _, r := range md.ranges {
+		for i, p := range r.pages {
+			if p == nil || p.word == 0 {
+				continue
+			}
+			var word [1]uint64
+			require.NoError(md.t, cuda.DownloadOf(md.streams[p.stream], word[:], pageAt(r.s, i)))
+			require.Equal(md.t, p.word, word[0])
+		}
+	}
+}
+
+func (md *sparseModel) end() {
+	md.m.ClearFaults()
+	md.contents()
+	for _, r := range md.ranges {
+		require.NoError(md.t, r.s.Close())
+	}
+	_ = md.sys.Drain(context.Background()) // errors of teardowns that faults ended
+	for _, s := range md.closing {
+		require.NoError(md.t, s.Close())
+	}
+	require.NoError(md.t, md.sys.Drain(context.Background()))
+	require.NoError(md.t, md.pages.Close())
+	for _, s := range md.streams {
+		require.NoError(md.t, s.Close())
+	}
+	require.Zero(md.t, md.budget.Stats().Committed)
+	require.NoError(md.t, md.sys.Close())
+	require.NoError(md.t, md.m.Close())
+}
+
+// Random operations on ranges of one source, with streams that are held and faults of the
+// driver, keep every page's bytes, and races are none.
+func TestSparseRangesBesideAModel(t *testing.T) {
+	for name, faults := range map[string]bool{"without faults": false, "with faults": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			rapid.Check(t, func(rt *rapid.T) {
+				md := newSparseModel(rt, faults)
+				defer md.end()
+				rt.Repeat(map[string]func(*rapid.T){
+					"map": md.mapPages, "map again": md.mapPages, "unmapAfter": md.unmapAfter, "unmap": md.unmap, "write": md.write,
+					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
+					"": md.check,
+				})
+			})
+		})
+	}
+}
