@@ -53,6 +53,9 @@ static inline const cuvmm_table *cuvmm_table_of(cuvmm_driver d) { return (const 
 
 enum { CUVMM_CAPTURE_RELAXED = 2 };
 
+// The default streams are 0, 1 (legacy) and 2 (per thread).
+enum { CUVMM_LAST_DEFAULT_STREAM = 2 };
+
 // What a call has to put back on its thread.
 typedef struct {
     uintptr_t context, before;
@@ -104,5 +107,18 @@ static inline void cuvmm_leave(const cuvmm_table *d, cuvmm_thread *t) {
     int32_t result = CUVMM_MISSING_ENTRY_POINT;   \
     const cuvmm_table *table = cuvmm_table_of(d); \
     if (table->api.entry) result = table->api.entry args;
+
+// The same of a call that finds its context by a stream and is harmless to captures in every
+// mode, unless the stream is one that every context has: that of the current context is meant.
+#define CUVMM_ASKING_CALL(d, ctx, stream, entry, args)           \
+    int32_t result = CUVMM_MISSING_ENTRY_POINT;                  \
+    const cuvmm_table *table = cuvmm_table_of(d);                \
+    if (table->api.entry) {                                      \
+        cuvmm_thread thread = {0};                               \
+        int is_default = (stream) <= CUVMM_LAST_DEFAULT_STREAM;  \
+        result = is_default ? cuvmm_enter(table, ctx, &thread) : 0; \
+        if (result == 0) result = table->api.entry args;         \
+        if (is_default) cuvmm_leave(table, &thread);             \
+    }
 
 #endif

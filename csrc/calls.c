@@ -139,7 +139,7 @@ int32_t cuvmm_StreamWaitValue64(cuvmm_driver drv, uintptr_t ctx, uintptr_t s, ui
 
 cuvmm_value cuvmm_StreamIsCapturing(cuvmm_driver drv, uintptr_t ctx, uintptr_t s) {
     uint32_t status = 0;
-    CUVMM_CALL(drv, ctx, cuStreamIsCapturing, (s, &status));
+    CUVMM_ASKING_CALL(drv, ctx, s, cuStreamIsCapturing, (s, &status));
     return (cuvmm_value){(uint64_t)status, result};
 }
 

@@ -259,7 +259,7 @@ var rows = map[driver.Call]row{
 			v, r := d.StreamIsCapturing(c, stream)
 			return []any{v, r}
 		},
-		args: le(stream), values: []any{driver.CaptureActive}, takes: true,
+		args: le(stream), values: []any{driver.CaptureActive}, bare: true,
 	},
 	driver.CallStreamGetCaptureInfo: {
 		do: func(d driver.Driver, c driver.Context) []any {

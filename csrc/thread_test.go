@@ -150,6 +150,25 @@ func TestCallsFromManyGoroutines(t *testing.T) {
 	require.Equal(t, map[string]int{"cuEventQuery": goroutines * calls, "cuStreamQuery": goroutines * calls}, seen)
 }
 
+// Asking whether a stream captures leaves the thread alone, unless the stream is one that every
+// context has.
+func TestAskingOfADefaultStream(t *testing.T) {
+	f := buildFake(t)
+	d := f.open(t)
+	for _, s := range []driver.Stream{driver.StreamNull, driver.StreamLegacy, driver.StreamPerThread} {
+		th := enterThread(t, f, d.Foreign(), theirs, driver.CaptureGlobal)
+		_, r := d.StreamIsCapturing(ours, s)
+		require.Equal(t, driver.Success, r)
+		calls := f.calls(t)
+		require.Equal(t, []string{"cuThreadExchangeStreamCaptureMode", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuStreamIsCapturing", "cuCtxSetCurrent",
+			"cuThreadExchangeStreamCaptureMode"}, entries(calls))
+		require.Equal(t, ours, calls[3].Context)
+		require.Equal(t, driver.CaptureRelaxed, calls[3].Mode)
+		th.requireLeft(theirs, driver.CaptureGlobal)
+		th.leave()
+	}
+}
+
 // Every entry point is asked for in the version that its declaration was
 // written for, with the flags that give the legacy default stream.
 func TestEntryPointsAreAskedInTheirVersion(t *testing.T) {

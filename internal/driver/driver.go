@@ -43,7 +43,9 @@
 // integers, structs are those of csrc.h.
 //
 //   - "entry": everything is generated, and the call runs in the relaxed mode
-//     ("entry 2000 bare": the call leaves the thread alone);
+//     ("entry 2000 bare": the call leaves the thread alone; "asking": it does, unless it
+//     names a default stream, since it finds its context by the stream and is harmless to
+//     captures in every mode, which docs/driver-facts.md has as measured);
 //   - "hand": csrc's wrapper and method are written by hand, and cmd/libcuda's
 //     export, since the call has strings, images, descriptors, or a rule of its
 //     own.
@@ -145,7 +147,7 @@ type Driver interface {
 	//cu:hand 10000 cuLaunchHostFunc(uintptr_t s, uintptr_t f, uintptr_t data)
 	LaunchHostFunc(c Context, s Stream, f HostFunc) Result
 
-	//cu:entry 10000 cuStreamIsCapturing(uintptr_t s, uint32_t *status)
+	//cu:entry 10000 asking cuStreamIsCapturing(uintptr_t s, uint32_t *status)
 	StreamIsCapturing(c Context, s Stream) (status CaptureStatus, r Result)
 	// StreamGetCaptureInfo also returns the capture's id, which is unique in the
 	// process and the same for every stream that joined the capture.

@@ -6,9 +6,11 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import unittest
@@ -17,7 +19,7 @@ from typing import Any, List
 
 from cuvmm import _torch_library as front
 
-from .support import environment, lacks
+from .support import ROOT, environment, lacks
 
 INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
 
@@ -475,3 +477,63 @@ class Library(unittest.TestCase):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+class OnADriverInC(unittest.TestCase):
+    """The C front calls such a driver itself: testdata/front/driver.c of cmd/libcuvmm, which runs nothing."""
+
+    def setUp(self) -> None:
+        if not os.environ.get("CUVMM_LIBCUVMM") or os.environ.get("CUVMM_TEST_GPU"):
+            raise unittest.SkipTest("CUVMM_LIBCUVMM names the library: scripts/test-python.sh builds it")
+        compiler = shutil.which("cc") or lacks("cc")
+        self.folder = tempfile.mkdtemp(prefix="cuvmm-")
+        self.addCleanup(shutil.rmtree, self.folder, True)
+        source = ROOT / "cmd/libcuvmm/testdata/front"
+        self.pair = os.path.join(self.folder, "pair")
+        self.driver = os.path.join(self.folder, "driver.so")
+        subprocess.run([compiler, "-O2", "-w", "-shared", "-fPIC", "-o", self.driver, str(source / "driver.c"), "-ldl"], check=True)
+        subprocess.run([compiler, "-O2", "-Wall", "-Wextra", "-Werror", "-o", self.pair, str(source / "pair.c"), "-ldl"], check=True)
+        self.environment = {**environment(), "CUVMM_DRIVER": "real", "CUVMM_LIBCUDA": self.driver}
+
+    def test_a_warm_pair_does_not_enter_go(self) -> None:
+        done = subprocess.run([self.pair, os.environ["CUVMM_LIBCUVMM"]], env=self.environment, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual([line.split("; ")[1] for line in done.stdout.splitlines()], ["0.0000 entries into Go"] * 5)
+
+    def test_the_runtime_sleeps_and_a_capture_is_seen(self) -> None:
+        code = """
+            import ctypes, os, time
+            from ctypes import byref, c_size_t, c_uint64, c_void_p
+            from cuvmm import _torch_library as front
+            from tests.test_libcuvmm import Options
+            before = set(os.listdir("/proc/self/task"))
+            lib, error, pool = ctypes.CDLL(os.environ["CUVMM_LIBCUVMM"]), front.CError(size=ctypes.sizeof(front.CError)), c_uint64()
+            assert lib.cuvmm_pool_open(byref(Options(ctypes.sizeof(Options), 0, 0)), byref(pool), byref(error)) == 0, error.message
+            driver = ctypes.CDLL(os.environ["CUVMM_LIBCUDA"])
+            capturing, asked = (t.in_dll(driver, n) for t, n in ((ctypes.c_uint32, "stand_in_capturing"), (c_uint64, "stand_in_calls")))
+            lib.cuvmm_entries.restype = c_uint64
+            def pairs(n):
+                for _ in range(n):
+                    p = c_void_p()
+                    status = lib.cuvmm_alloc(pool, c_size_t(1000), c_void_p(0x70), c_uint64(0), byref(p), byref(error))
+                    if status != 0:
+                        return status
+                    assert lib.cuvmm_free(pool, p, byref(error)) == 0
+                return 0
+            assert pairs(10) == 0
+            time.sleep(0.5)
+            go = set(os.listdir("/proc/self/task")) - before
+            def woken():
+                return sum(int(l.split()[1]) for t in go for l in open(f"/proc/self/task/{t}/status") if l.startswith("voluntary_ctxt"))
+            was, calls, entries = woken(), asked.value, lib.cuvmm_entries()
+            assert pairs(20000) == 0 and lib.cuvmm_entries() == entries and asked.value == calls + 20000
+            assert len(go) > 0 and woken() - was <= 5, woken() - was
+            for status in (1, 2):  # the stream captures; its capture is broken
+                capturing.value = status
+                assert pairs(1) == 4 and lib.cuvmm_entries() > entries
+            capturing.value, entries = 0, lib.cuvmm_entries()
+            assert pairs(100) == 0 and lib.cuvmm_entries() == entries
+            print("done")
+        """
+        done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], env=self.environment, cwd=ROOT / "python", capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)

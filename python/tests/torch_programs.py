@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import pathlib
 import pickle
+import shlex
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -24,9 +27,19 @@ def begin(allocator: str) -> Any:
     if allocator in ("pool", "own_error"):
         import cuvmm.torch
         cuvmm.torch.use_pool(patch=True, own_error=allocator == "own_error")
+    elif allocator == "trivial":
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory.CUDAPluggableAllocator(_trivial(), "trivial_malloc", "trivial_free"))
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
     return torch
+
+
+def _trivial() -> str:
+    """The trivial allocator, compiled for this process."""
+    out = os.path.join(tempfile.mkdtemp(prefix="cuvmm-"), "trivial.so")
+    subprocess.run(shlex.split(os.environ.get("CXX", "c++")) + ["-O2", "-shared", "-fPIC", "-o", out, str(pathlib.Path(__file__).with_name("trivial_allocator.cc")), "-ldl"],
+                   check=True)
+    return out
 
 
 def _peak(torch: Any, allocator: str) -> int:
@@ -142,7 +155,54 @@ def small_training(torch: Any) -> Training:
     return Training(torch, model, batch)
 
 
+class Decoding:
+    """A language model that continues 8 sequences, a token a step, with caches that grow by concatenation. Every 128 tokens it begins anew."""
+
+    prompt, tokens, layers, width, heads = 64, 128, 8, 512, 8
+
+    def __init__(self, torch: Any) -> None:
+        nn, width = torch.nn, self.width
+        self.torch = torch
+
+        def part(*modules: Any) -> Any:
+            return nn.Sequential(*modules).cuda().half().requires_grad_(False)
+
+        self.embed = part(nn.Embedding(1000, width))
+        self.qkv = [part(nn.LayerNorm(width), nn.Linear(width, 3 * width)) for _ in range(self.layers)]
+        self.out = [part(nn.Linear(width, width)) for _ in range(self.layers)]
+        self.mlp = [part(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(self.layers)]
+        self.head = part(nn.LayerNorm(width), nn.Linear(width, 1000))
+        self.caches: List[Any] = []
+
+    def _forward(self, x: Any, causal: bool) -> Any:
+        torch = self.torch
+        h = self.embed(x)
+        for i in range(self.layers):
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv[i](h).chunk(3, -1))
+            if len(self.caches) > i:
+                k, v = torch.cat((self.caches[i][0], k), 2), torch.cat((self.caches[i][1], v), 2)
+                self.caches[i] = (k, v)
+            else:
+                self.caches.append((k, v))
+            h = h + self.out[i](torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
+            h = h + self.mlp[i](h)
+        return self.head(h[:, -1:]).argmax(-1)
+
+    def step(self, i: int) -> Tuple[float, float]:
+        """The sum of the tokens of step i, and the seconds it took."""
+        torch = self.torch
+        if i % self.tokens == 0 or not self.caches:
+            self.caches = []
+            self.last = self._forward(torch.randint(0, 1000, (8, self.prompt), device="cuda"), True)
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        self.last = self._forward(self.last, False)
+        value = float(self.last.sum().item())
+        return value, time.perf_counter() - began
+
+
 TRAININGS = {"transformer": transformer_training, "vision": vision_training, "graph_layers": graph_layers_training, "small": small_training}
+MODELS: Dict[str, Callable[[Any], Any]] = {**TRAININGS, "decoding": Decoding}
 
 
 def _train(torch: Any, name: str) -> Dict[str, Any]:

@@ -5,30 +5,57 @@
     CUVMM_LIBCUVMM=$PWD/libcuvmm.so python3 -m tests.torch_steps        # in python/, on a machine with a GPU and PyTorch
 
 A round is the same steps on each allocator, in an order that rotates, so what the machine does meanwhile hits all alike.
-Ratios are of rounds, to those of the first allocator.
+Ratios are of rounds, to those of the first allocator: of the median and the mean step, and of the process's CPU time. The pool's wake-ups
+are those of the threads that Go's runtime began with, a step. The trivial allocator (trivial_allocator.cc) shows what PyTorch's way to any pluggable
+allocator costs.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
-from typing import Any, Dict, List
+import time
+from typing import Any, Dict, List, Set
 
 from .support import ROOT, environment
-from .torch_programs import TRAININGS, begin
+from .torch_programs import MODELS, begin
+
+
+def _go_threads(allocator: str) -> Set[str]:
+    """The threads that the library begins when it is loaded."""
+    before = set(os.listdir("/proc/self/task"))
+    if allocator == "pool":
+        from cuvmm import _torch_library
+        _torch_library.load(_torch_library.find(None))
+        time.sleep(0.1)
+    return set(os.listdir("/proc/self/task")) - before
+
+
+def _switches(threads: Set[str]) -> int:
+    """How often threads have gone to sleep."""
+    n = 0
+    for thread in threads:
+        with open(f"/proc/self/task/{thread}/status") as f:
+            n += sum(int(line.split()[1]) for line in f if line.startswith("voluntary_ctxt_switches"))
+    return n
 
 
 def work(name: str, allocator: str) -> None:
     """A worker: each line of its input is a range of steps to run, and each line of its output their times."""
+    threads = _go_threads(allocator)
     torch = begin(allocator)
-    training = TRAININGS[name](torch)
+    training = MODELS[name](torch)
     for line in sys.stdin:
         first, end = map(int, line.split())
+        woken, cpu = _switches(threads), time.process_time()
         seconds = [training.step(i)[1] for i in range(first, end)]
-        print("TIMES " + json.dumps({"seconds": seconds, "reserved": torch.cuda.max_memory_reserved()}), flush=True)
+        cpu, woken = time.process_time() - cpu, _switches(threads) - woken
+        reserved = 0 if allocator == "trivial" else torch.cuda.max_memory_reserved()
+        print("TIMES " + json.dumps({"seconds": seconds, "cpu": cpu / len(seconds), "woken": woken / len(seconds), "reserved": reserved}), flush=True)
 
 
 class Worker:
@@ -64,6 +91,8 @@ def measure(name: str, allocators: List[str], warm: int, rounds: int, steps: int
             w.times()
         medians: Dict[str, List[float]] = {a: [] for a in allocators}
         means: Dict[str, List[float]] = {a: [] for a in allocators}
+        cpus: Dict[str, List[float]] = {a: [] for a in allocators}
+        woken: Dict[str, List[float]] = {a: [] for a in allocators}
         reserved: Dict[str, int] = {}
         for n in range(rounds):
             turn = n % len(allocators)
@@ -72,23 +101,27 @@ def measure(name: str, allocators: List[str], warm: int, rounds: int, steps: int
                 result = workers[a].times()
                 medians[a].append(statistics.median(result["seconds"]))
                 means[a].append(statistics.fmean(result["seconds"]))
+                cpus[a].append(result["cpu"])
+                woken[a].append(result["woken"])
                 reserved[a] = result["reserved"]
     finally:
         for w in workers.values():
             w.close()
     for a in allocators:
         line = f"{name:13} {a:11} {statistics.median(medians[a]) * 1e3:8.3f} ms  reserved {reserved[a] / (1 << 30):7.3f} GiB"
-        for what, values in (("median", medians), ("mean", means)):
+        for what, values in (("median", medians), ("mean", means), ("CPU", cpus)):
             ratios = sorted(x / y for x, y in zip(values[a], values[allocators[0]]))
             line += f"  {what} {statistics.median(ratios):.4f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+        if a == "pool":
+            line += f"  {statistics.median(woken[a]):.1f} wake-ups a step"
         print(line, flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--worker", nargs=2, metavar=("MODEL", "ALLOCATOR"), help=argparse.SUPPRESS)
-    parser.add_argument("--models", nargs="+", default=list(TRAININGS))
-    parser.add_argument("--allocators", nargs="+", default=["expandable", "pool", "native"])
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--allocators", nargs="+", default=["expandable", "pool", "native"], help="or trivial")
     parser.add_argument("--warm", type=int, default=30, help="steps before the first round")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=20, help="in a round")

@@ -274,6 +274,13 @@ func (c *Capture) made(op string) error {
 // capturing is the capture that a stream takes part in, or nil. One that the
 // pool does not serve is an error: the pool could not tell when its memory may go.
 func (p *Pool) capturing(op string, st *core.Stream, w *want) (*Capture, error) {
+	capturing, r := st.Capturing() // by the cheaper call: most streams do not
+	if r != driver.Success {
+		return nil, st.Ctx.CallError(op, driver.CallStreamIsCapturing, r, streamName(st))
+	}
+	if !capturing {
+		return nil, nil
+	}
 	status, id, r := st.Capture()
 	if r != driver.Success {
 		return nil, st.Ctx.CallError(op, driver.CallStreamGetCaptureInfo, r, streamName(st))

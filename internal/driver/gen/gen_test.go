@@ -27,7 +27,7 @@ func TestTheGeneratedFilesAreFresh(t *testing.T) {
 	}
 }
 
-const header = "package driver\n\nimport \"unsafe\"\n\ntype Ptr uint64\ntype Context uintptr\ntype Location struct{}\ntype AllocationProp struct{}\ntype UUID [16]byte\ntype Flags uint32\n\n"
+const header = "package driver\n\nimport \"unsafe\"\n\ntype Ptr uint64\ntype Context uintptr\ntype Stream uintptr\ntype Location struct{}\ntype AllocationProp struct{}\ntype UUID [16]byte\ntype Flags uint32\n\n"
 
 func parse(methods string) (*table, error) {
 	t := &table{kinds: map[string]string{}}
@@ -48,7 +48,9 @@ Thing(c Context, n uint64, prop AllocationProp, list []Ptr, more []uint64) Resul
 //cu:entry 12010 cuThing_v3(size_t n, const cuvmm_prop *prop, const uint64_t *list, size_t count=len(list,more), const size_t *more, uint32_t flags=0)
 Thing(c Context, n uint64, prop AllocationProp, list []Ptr, more []uint64) Result
 //cu:entry 2000 bare cuAsk(uint32_t *flags)
-Ask() (flags Flags, r Result)`)
+Ask() (flags Flags, r Result)
+//cu:entry 2000 asking cuLook(uintptr_t s, uint32_t *flags)
+Look(c Context, s Stream) (flags Flags, r Result)`)
 	require.NoError(t, err)
 	files, err := table.generate()
 	require.NoError(t, err)
@@ -59,6 +61,7 @@ Ask() (flags Flags, r Result)`)
 			"    CUVMM_CALL(drv, ctx, cuThing, (n, prop, list, list_n, more, 0));\n    return result;\n}\n")
 	require.Contains(t, string(files["../../csrc/calls.c"]),
 		"cuvmm_value cuvmm_Ask(cuvmm_driver drv) {\n    uint32_t flags = 0;\n    CUVMM_BARE_CALL(drv, cuAsk, (&flags));\n    return (cuvmm_value){(uint64_t)flags, result};\n}\n")
+	require.Contains(t, string(files["../../csrc/calls.c"]), "    CUVMM_ASKING_CALL(drv, ctx, s, cuLook, (s, &flags));\n")
 	require.Contains(t, string(files["../../csrc/calls.go"]), "if len(list) != len(more) {\n\t\treturn driver.InvalidValue\n\t}\n")
 	require.Contains(t, string(files["calls.go"]), "CallThing Call = iota\n\tCallAsk\n")
 	require.Contains(t, string(files["../../csrc/directives.go"]), "#cgo noescape cuvmm_Thing\n#cgo nocallback cuvmm_Thing\n")
@@ -104,6 +107,7 @@ func TestRowsThatAreRefused(t *testing.T) {
 		{"the length of a number", "//cu:entry 2000 cuThing(uint64_t n, size_t count=len(n))\nThing(n uint64) Result", `"n" is no slice`},
 		{"a name of the generator's", "//cu:entry 2000 cuThing(uint64_t ctx)\nThing(ctx uint64) Result", "choose another"},
 		{"a bare call in a context", "//cu:entry 2000 bare cuThing()\nThing(c Context) Result", "a bare call takes no context"},
+		{"an asking call without a stream", "//cu:entry 2000 asking cuThing()\nThing(c Context) Result", "an asking call takes a context, and a stream"},
 		{"twice", "//cu:entry 2000 cuThing()\nThing() Result\n//cu:entry 2000 cuThing()\nOther() Result", "cuThing stands twice"},
 		{"none", "Thing() Result", "no entry points"},
 	} {

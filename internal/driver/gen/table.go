@@ -21,6 +21,7 @@ type entry struct {
 	version  string // "10020"
 	hand     bool   // the wrapper is written by hand
 	bare     bool   // the call leaves the thread alone
+	asking   bool   // likewise, unless it names a default stream
 	foreign  bool   // only Foreign has the method
 	context  string // the parameter that names the context to make current, or empty
 	params   []field
@@ -161,16 +162,16 @@ func typeName(x ast.Expr) string {
 }
 
 var (
-	directiveForm = regexp.MustCompile(`^(entry|hand) (\d+) (bare )?(cu[A-Z][A-Za-z0-9]*)(_v\d)?\((.*)\)$`)
+	directiveForm = regexp.MustCompile(`^(entry|hand) (\d+) (bare |asking )?(cu[A-Z][A-Za-z0-9]*)(_v\d)?\((.*)\)$`)
 	paramForm     = regexp.MustCompile(`^((?:const )?\w+ \**)(\w+)(?:=(.+))?$`)
 )
 
 func (e *entry) parseDirective(line string) error {
 	m := directiveForm.FindStringSubmatch(line)
 	if m == nil {
-		return fmt.Errorf("%q is not of the form: entry|hand VERSION [bare] cuName(C PARAMETERS)", line)
+		return fmt.Errorf("%q is not of the form: entry|hand VERSION [bare|asking] cuName(C PARAMETERS)", line)
 	}
-	e.hand, e.version, e.bare, e.name, e.symbol = m[1] == "hand", m[2], m[3] != "", m[4], m[4]+m[5]
+	e.hand, e.version, e.bare, e.asking, e.name, e.symbol = m[1] == "hand", m[2], m[3] == "bare ", m[3] == "asking ", m[4], m[4]+m[5]
 	if m[5] == "_v1" { // the older of two forms, whose symbol has no suffix
 		e.name, e.symbol = e.symbol, e.name
 	}
@@ -182,6 +183,16 @@ func (e *entry) parseDirective(line string) error {
 		e.declared = append(e.declared, cParam{strings.TrimSpace(part[1]), part[2], part[3]})
 	}
 	return nil
+}
+
+// stream is the parameter that names a stream, or empty.
+func (e *entry) stream() string {
+	for _, p := range e.params {
+		if p.typ == "Stream" {
+			return p.name
+		}
+	}
+	return ""
 }
 
 // splitParams splits at the commas outside of parentheses.
@@ -255,6 +266,9 @@ func (t *table) checkEntry(e *entry) error {
 	}
 	if e.bare && e.context != "" {
 		return fmt.Errorf("a bare call takes no context")
+	}
+	if e.asking && (e.context == "" || e.stream() == "") {
+		return fmt.Errorf("an asking call takes a context, and a stream")
 	}
 	for _, f := range slices.Concat(e.params, e.results) {
 		switch {

@@ -125,15 +125,18 @@ func (t *table) callsC() []byte {
 				args = append(args, c.inC())
 			}
 		}
-		if e.bare {
-			wrap(&b, fmt.Sprintf("    CUVMM_BARE_CALL(drv, %s, (", e.name), args, "));\n")
-		} else {
-			ctx := "0"
-			if e.context != "" {
-				ctx = "ctx"
-			}
-			wrap(&b, fmt.Sprintf("    CUVMM_CALL(drv, %s, %s, (", ctx, e.name), args, "));\n")
+		ctx := "0"
+		if e.context != "" {
+			ctx = "ctx"
 		}
+		call := fmt.Sprintf("    CUVMM_CALL(drv, %s, %s, (", ctx, e.name)
+		switch {
+		case e.bare:
+			call = fmt.Sprintf("    CUVMM_BARE_CALL(drv, %s, (", e.name)
+		case e.asking:
+			call = fmt.Sprintf("    CUVMM_ASKING_CALL(drv, %s, %s, %s, (", ctx, e.stream(), e.name)
+		}
+		wrap(&b, call, args, "));\n")
 		switch {
 		case len(e.results) == 0:
 			b.WriteString("    return result;\n")

@@ -205,6 +205,12 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
+	{"‡ capture info", harmless, nil, func(t *T, s driver.Stream) action {
+		return func(f driver.Foreign) driver.Result {
+			_, _, r := f.StreamGetCaptureInfo(t.ctx, s)
+			return r
+		}
+	}},
 	{"stream id", harmless, needs(entryPoints(driver.CallStreamGetID)), func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, r := f.StreamGetID(t.ctx, s)

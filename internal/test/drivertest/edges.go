@@ -403,6 +403,30 @@ var edges = []Case{
 		},
 	},
 	{
+		Name: "‡ is-capturing and capture info on a thread whose current context is another, of a stream that captures in any mode",
+		Says: "success, and the capture goes on",
+		Run: func(t *T) {
+			other := t.newContext()
+			for _, mode := range allModes {
+				s := t.newStream(t.ctx, driver.StreamNonBlocking)
+				end := t.capture(t.thread(), s, mode, func() {
+					t.thread().do(func() {
+						t.ok(t.F.CtxSetCurrent(other), "make the other context current")
+						status, r := t.F.StreamIsCapturing(0, s)
+						t.returns(driver.Success, r, "is-capturing, mode %v", mode)
+						info, id, r := t.F.StreamGetCaptureInfo(0, s)
+						t.returns(driver.Success, r, "capture info, mode %v", mode)
+						if status != driver.CaptureActive || info != driver.CaptureActive || id == 0 {
+							t.Errorf("capture statuses %v and %v, capture %d, want both active", status, info, id)
+						}
+						t.ok(t.F.CtxSetCurrent(0), "leave the thread without a context")
+					})
+				})
+				t.returns(driver.Success, end, "end, mode %v", mode)
+			}
+		},
+	},
+	{
 		Name:  "†‡ a copy on the device between ranges that overlap, also by two addresses of one memory",
 		Says:  "undefined; on the software driver it fails, and its context is lost",
 		Needs: needs(softwareDriver),
