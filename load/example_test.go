@@ -88,6 +88,65 @@ func ExampleModel() {
 	// [4 5 6]
 }
 
+// A whole model in one range of memory.
+func ExampleModel_LoadAll() {
+	sys, err := auto.Open(auto.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+	dev, err := sys.Device(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer stream.Close()
+	ctx := context.Background()
+	defer inModelsFolder(`{"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, "12345678")()
+
+	m, err := load.OpenSafetensors("model.safetensors") // or a folder with an index
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer m.Close()
+	layout, err := m.Layout(0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	memory, err := vmm.NewBuffer(dev, vmm.BufferOptions{Reserve: layout.Bytes})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer memory.Close()
+	if err := memory.Resize(nil, layout.Bytes); err != nil {
+		log.Fatal(err)
+	}
+	manifest, err := m.LoadAll(ctx, load.Options{}, stream, layout, memory.Ptr(), memory.Len())
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(manifest.Tensors)
+	// Output:
+	// [{w float32 [2] 0 crc32c:6087809a}]
+}
+
+// inModelsFolder makes a folder with a model the working folder, and returns the way back.
+func inModelsFolder(header, data string) (back func()) {
+	before, err := os.Getwd()
+	fatal(err)
+	folder, err := os.MkdirTemp("", "load")
+	fatal(err)
+	fatal(os.WriteFile(filepath.Join(folder, "model.safetensors"), append([]byte{byte(len(header)), 0, 0, 0, 0, 0, 0, 0}, header+data...), 0o600))
+	fatal(os.Chdir(folder))
+	return func() {
+		fatal(os.Chdir(before))
+		fatal(os.RemoveAll(folder))
+	}
+}
+
 // An error names the file, and the tensor in it.
 func ExampleError() {
 	folder, err := os.MkdirTemp("", "load")

@@ -298,8 +298,21 @@ type loading struct {
 
 // run loads, and calls f with the digest of each item. The model is entered.
 func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it *item, crc uint32)) error {
-	st, err := l.ready(ctx, o, on)
+	st, err := usable(ctx, l.op, o, on, l.to)
 	if err != nil {
+		return err
+	}
+	return l.compared(o, func() error {
+		return o.watched(st.Ctx.System(), func(meter *bulk.Meter) error {
+			return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, bulk.Options{Op: l.op, After: []*core.Stream{st}, Meter: meter, Threads: o.Threads})
+		})
+	}, f)
+}
+
+// compared has read read everything, requires that no file changed meanwhile, compares the
+// digests, and calls f with that of each item.
+func (l *loading) compared(o Options, read func() error, f func(it *item, crc uint32)) error {
+	if err := l.direct(); err != nil {
 		return err
 	}
 	if err := l.m.unchanged(l.op); err != nil {
@@ -308,15 +321,13 @@ func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it
 	if !o.NoDigests {
 		l.sums = new(sums)
 	}
-	err = o.watched(st.Ctx.System(), func(meter *bulk.Meter) error {
-		return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, bulk.Options{Op: l.op, After: []*core.Stream{st}, Meter: meter, Threads: o.Threads})
-	})
-	if changed := l.m.unchanged(l.op); changed != nil && err == nil {
-		err = changed
-	}
-	if err != nil || o.NoDigests {
+	if err := read(); err != nil {
 		return err
 	}
+	if err := l.m.unchanged(l.op); err != nil || o.NoDigests {
+		return err
+	}
+	var err error
 	l.sums.each(l.items, func(i int, crc uint32) {
 		it := &l.items[i]
 		if it.want != "" && it.want != digest(crc) && err == nil {
@@ -333,18 +344,17 @@ func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it
 	return err
 }
 
-// ready checks what the caller passed.
-func (l *loading) ready(ctx context.Context, o Options, on *cuda.Stream) (*core.Stream, error) {
-	st, err := usable(ctx, l.op, o, on, l.to)
-	if err != nil || l.how != Direct {
-		return st, err
+// direct requires that all files can be read past the page cache, if they must be.
+func (l *loading) direct() error {
+	if l.how != Direct {
+		return nil
 	}
 	for _, f := range l.m.files {
 		if f.Align() == 0 {
-			return nil, &Error{Op: l.op, File: f.path, Asked: "reading past the page cache", Hint: "use Automatic: this file system does not say how it can", kind: cuda.ErrNotSupported}
+			return &Error{Op: l.op, File: f.path, Asked: "reading past the page cache", Hint: "use Automatic: this file system does not say how it can", kind: cuda.ErrNotSupported}
 		}
 	}
-	return st, nil
+	return nil
 }
 
 // usable returns the inner stream, if stream and memory can be used.

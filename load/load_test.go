@@ -61,6 +61,9 @@ func TestAllTensorsAreLoaded(t *testing.T) {
 						skipIfDirectIsRefused(t, how, err)
 						require.NoError(t, err)
 						g.holds(made, b.Ptr(), tensors)
+						verified, err := m.Verify(t.Context(), load.Options{Reading: how}, l)
+						require.NoError(t, err)
+						require.Equal(t, made, verified)
 						require.Equal(t, l.Identity(), made.Identity())
 						require.NoError(t, made.Match(l))
 						require.Equal(t, l.Bytes, last.Done)
@@ -255,6 +258,11 @@ func TestWhatCannotBeLoadedIsRefused(t *testing.T) {
 	wrong.Tensors[1].Offset = 8
 	require.ErrorIs(t, into(&wrong, kib), handles.ErrManifest)
 
+	verified := func(ctx context.Context) error { return gputest.Err(m.Verify(ctx, load.Options{}, l)) }
+	require.ErrorIs(t, verified(stopped), context.Canceled)
+	require.ErrorIs(t, verified(nil), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, gputest.Err(m.Verify(t.Context(), load.Options{Threads: 2000}, l)), cuda.ErrInvalidArgument)
+
 	z, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{}, b)
 	require.NoError(t, err)
 	require.ErrorIs(t, all(v.To(b.Ptr(), 16)), cuda.ErrSuspended)
@@ -264,6 +272,7 @@ func TestWhatCannotBeLoadedIsRefused(t *testing.T) {
 	require.NoError(t, m.Close())
 	require.ErrorIs(t, all(v.To(b.Ptr(), 16)), cuda.ErrClosed)
 	require.ErrorIs(t, into(l, kib), cuda.ErrClosed)
+	require.ErrorIs(t, gputest.Err(m.Verify(t.Context(), load.Options{}, l)), cuda.ErrClosed)
 }
 
 // A load waits for the work on the stream, and on one that captures it is refused.

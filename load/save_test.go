@@ -142,6 +142,8 @@ func TestDamageIsFound(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, "damaged", e.Tensor)
 	require.Equal(t, saved, e.File)
+	_, err = m.Verify(t.Context(), load.Options{}, l)
+	require.ErrorIs(t, err, load.ErrDigest)
 	_, err = m.LoadAll(t.Context(), load.Options{NoDigests: true}, g.stream, l, b.Ptr(), b.Len())
 	require.NoError(t, err)
 }

@@ -1,7 +1,8 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
 // measures what the driver's calls cost, map draws the GPU address space of a process, top
-// lists the processes that use GPUs, replay and generate measure the pool with
+// lists the processes that use GPUs, load checks files of tensors and measures how fast they are
+// loaded, replay and generate measure the pool with
 // allocation traces, and version says which cuvmm it is. It runs without a GPU, too.
 package main
 
@@ -44,6 +45,7 @@ func commands() []command {
 		{"info", "describes the devices, and measures what the calls cost", infoUsage, 0, info},
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
+		{"load", "checks files of tensors, and measures how fast they are loaded", loadUsage, math.MaxInt, loadFiles},
 		{"replay", "replays allocation traces through the pool: memory and time", pooltrace.ReplayUsage, math.MaxInt, traces(pooltrace.Replay)},
 		{"generate", "lists the generated traces, and writes them to a folder", pooltrace.GenerateUsage, math.MaxInt, traces(pooltrace.Generate)},
 		{"version", "prints the versions of cuvmm and of its snapshots", versionUsage, 0, printVersion},

@@ -246,6 +246,21 @@ var table = map[string]row{
 		{args: []string{"-mib", "20"}, fails: "a multiple of 16 MiB"},
 		{name: "output lost", args: []string{"-driver", "sim", "-mib", "16"}, full: true, fails: "write /dev/full"},
 	}},
+	"19-weights": {
+		runs: []run{
+			{args: []string{"-driver", "sim"},
+				says:  []string{"loaded     2 tensors in 66560 bytes, process $PID", "verified   every tensor has the digest that it was loaded with"},
+				never: []string{"follower   process $PID,"},
+				times: map[string]int{`follower   process \d+, 2 tensors in memory at 0x`: 1}},
+			{args: []string{"-driver", "real"}, gpu: true, says: []string{"verified"}},
+			{args: []string{"-driver", "sim", "$DIR/absent"}, fails: "no such file"},
+			{args: []string{"-driver", "sim", "$DIR"}, fails: "neither model.safetensors.index.json nor model.safetensors"},
+			{args: []string{"a", "b"}, fails: "2 arguments given"},
+			{name: "output lost", args: []string{"-driver", "sim"}, full: true, fails: "write /dev/full"},
+		},
+		faults:    map[string]int{"cuMemAddressReserve": 0, "cuMemCreate": 1, "cuMemHostRegister": 0, "cuMemcpyHtoDAsync": 1, "cuStreamCreate": 0},
+		faultArgs: []string{"-driver", "sim"},
+	},
 }
 
 // older is a machine whose driver knows CUDA 12.1.
