@@ -2,7 +2,7 @@
 
 //go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
 
-#include "libcuda.h"
+#include "exports.h"
 
 #include "_cgo_export.h"
 

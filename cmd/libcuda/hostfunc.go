@@ -22,6 +22,25 @@ func cuvmm_sim_LaunchHostFunc(s, f, data C.uintptr_t) C.int32_t {
 	if f == 0 {
 		return C.int32_t(driver.InvalidValue)
 	}
+	return callInOrder(s, func() { C.cuvmm_call_host_func(f, data) })
+}
+
+// A callback is told that the work before it succeeded: if that failed, the software driver
+// calls nothing. No capture takes one.
+//
+//export cuvmm_add_callback
+func cuvmm_add_callback(s, f, data C.uintptr_t, flags C.uint32_t) C.int32_t {
+	if f == 0 || flags != 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	if d, r := opened(); r == driver.Success && captures(d, driver.Stream(s)) {
+		return C.int32_t(driver.CaptureUnsupported)
+	}
+	return callInOrder(s, func() { C.cuvmm_call_callback(f, s, 0, data) })
+}
+
+// callInOrder has the stream call f on a thread whose context is the stream's.
+func callInOrder(s C.uintptr_t, f func()) C.int32_t {
 	d, r := opened()
 	if r != driver.Success {
 		return code(r)
@@ -37,6 +56,6 @@ func cuvmm_sim_LaunchHostFunc(s, f, data C.uintptr_t) C.int32_t {
 		if d.CtxSetCurrent(c) == driver.Success { // or it is destroyed, and every call fails
 			defer cuvmm_new_thread()
 		}
-		C.cuvmm_call_host_func(f, data)
+		f()
 	}))
 }

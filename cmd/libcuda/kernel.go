@@ -35,6 +35,11 @@ func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32
 	if m == nil || image == nil || n > longest || n > 0 && (options == nil || values == nil) {
 		return C.int32_t(driver.InvalidValue)
 	}
+	return load(m, image, errorLog(n, options, values))
+}
+
+// errorLog returns the caller's buffer for the log of errors, or nil.
+func errorLog(n C.uint32_t, options *C.uint32_t, values *unsafe.Pointer) []byte {
 	var log unsafe.Pointer
 	var room uint32
 	given := unsafe.Slice(values, n)
@@ -47,9 +52,18 @@ func cuvmm_sim_ModuleLoadDataEx(m *C.uintptr_t, image unsafe.Pointer, n C.uint32
 		}
 	}
 	if log == nil || room == 0 {
-		return load(m, image, nil)
+		return nil
 	}
-	return load(m, image, unsafe.Slice((*byte)(log), room))
+	return unsafe.Slice((*byte)(log), room)
+}
+
+// explain writes to the log, or to standard error.
+func explain(log []byte, why string) {
+	if log == nil {
+		complain("%s", why)
+		return
+	}
+	log[copy(log[:len(log)-1], why)] = 0
 }
 
 // load loads PTX if every kernel in it has a Go function. Otherwise it explains that in
@@ -73,12 +87,8 @@ func load(m *C.uintptr_t, image unsafe.Pointer, log []byte) C.int32_t {
 		why = fmt.Sprintf("no Go function stands for the kernels %s, so the software driver cannot run them: "+
 			"register one for each with sim.RegisterKernel in a build of libcuda, or run on a GPU", strings.Join(names, ", "))
 	}
-	switch {
-	case why == "":
-	case log != nil:
-		log[copy(log[:len(log)-1], why)] = 0
-	default:
-		complain("%s", why)
+	if why != "" {
+		explain(log, why)
 	}
 	return code(r)
 }
@@ -185,6 +195,14 @@ func cuvmm_sim_LaunchKernel(f C.uintptr_t, gx, gy, gz, bx, by, bz, shared C.uint
 		GridX: uint32(gx), GridY: uint32(gy), GridZ: uint32(gz),
 		BlockX: uint32(bx), BlockY: uint32(by), BlockZ: uint32(bz), SharedBytes: uint32(shared),
 	}, s, params, extra)
+}
+
+//export cuvmm_launch_cooperative
+func cuvmm_launch_cooperative(f C.uintptr_t, gx, gy, gz, bx, by, bz, shared C.uint32_t, s C.uintptr_t, params *unsafe.Pointer) C.int32_t {
+	return launch(true, f, driver.LaunchConfig{
+		GridX: uint32(gx), GridY: uint32(gy), GridZ: uint32(gz),
+		BlockX: uint32(bx), BlockY: uint32(by), BlockZ: uint32(bz), SharedBytes: uint32(shared),
+	}, s, params, nil)
 }
 
 func launch(cooperative bool, f C.uintptr_t, l driver.LaunchConfig, s C.uintptr_t, params, extra *unsafe.Pointer) C.int32_t {

@@ -24,6 +24,11 @@ typedef struct {
 extern const cuvmm_export cuvmm_exports[];
 extern const size_t cuvmm_exports_n;
 
+// Those that the table does not list: made of others (composed.c), and with state in Go
+// (clients.c).
+extern const cuvmm_export cuvmm_composed[], cuvmm_clients[];
+extern const size_t cuvmm_composed_n, cuvmm_clients_n;
+
 // A result: its number, the vendor's name, and the name as words.
 typedef struct {
     int32_t code;
@@ -41,8 +46,9 @@ int32_t cuvmm_enter(const char *call);
 // number of that size where Go expects a pointer ends the process.
 static inline void *cuvmm_host(const void *p) { return (uintptr_t)p < 4096 ? NULL : (void *)p; }
 
-// Calls a function of the program.
+// Call a function of the program: of cuLaunchHostFunc, and of cuStreamAddCallback.
 void cuvmm_call_host_func(uintptr_t f, uintptr_t data);
+void cuvmm_call_callback(uintptr_t f, uintptr_t s, int32_t status, uintptr_t data);
 
 int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status);
 

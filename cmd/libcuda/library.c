@@ -52,6 +52,12 @@ void cuvmm_call_host_func(uintptr_t f, uintptr_t data) {
     known = in_host_func = 0;
 }
 
+void cuvmm_call_callback(uintptr_t f, uintptr_t s, int32_t status, uintptr_t data) {
+    known = in_host_func = 1;
+    ((void (*)(uintptr_t, int32_t, uintptr_t))f)(s, status, data);
+    known = in_host_func = 0;
+}
+
 // A child of fork lacks the threads that Go's runtime needs, so a call into Go would hang:
 // it is refused, as the driver refuses a child whose parent used it. A new thread may have
 // the number of one that ended, and must not get its state.
@@ -140,6 +146,8 @@ int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, 
     int32_t best = 0, state = NO_SUCH_NAME, driver = cuvmm_driver_version();
     cuvmm_function found = NULL;
     look(cuvmm_exports, cuvmm_exports_n, name, version, driver, &best, &found, &state);
+    look(cuvmm_composed, cuvmm_composed_n, name, version, driver, &best, &found, &state);
+    look(cuvmm_clients, cuvmm_clients_n, name, version, driver, &best, &found, &state);
     look(others, sizeof others / sizeof *others, name, version, driver, &best, &found, &state);
     for (size_t i = 0; i < sizeof later / sizeof *later; i++)
         if (strcmp(later[i].name, name) == 0 && version >= later[i].version && driver >= later[i].version) state = NO_SUCH_NAME;

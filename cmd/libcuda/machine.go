@@ -20,10 +20,20 @@ import (
 // Variables that the program set before it loaded the library count, too.
 func init() {
 	environ.Lookup = func(name string) string {
-		c := C.CString(name)
-		defer C.free(unsafe.Pointer(c))
-		return C.GoString(C.getenv(c))
+		value, _ := variable(name)
+		if list, given := variable(visibleEnv); given && name == sim.MachineEnv {
+			value, _ = hide(value, list)
+		}
+		return value
 	}
+}
+
+// variable returns a variable of C's environment.
+func variable(name string) (value string, given bool) {
+	c := C.CString(name)
+	defer C.free(unsafe.Pointer(c))
+	v := C.getenv(c)
+	return C.GoString(v), v != nil
 }
 
 // machine is the machine that the library's calls use. The first call makes it, unless a
@@ -31,6 +41,7 @@ func init() {
 var machine struct {
 	once sync.Once
 	d    driver.Foreign
+	lack driver.Result // without one
 }
 
 // use makes the calls use a test's machine.
@@ -43,15 +54,24 @@ func use(m *sim.Machine) {
 // calling thread's capture mode.
 func opened() (driver.Foreign, driver.Result) {
 	machine.once.Do(func() {
+		if list, given := variable(visibleEnv); given {
+			described, _ := variable(sim.MachineEnv)
+			if _, some := hide(described, list); !some {
+				complain("%s=%q hides every device", visibleEnv, list)
+				machine.lack = driver.NoDevice
+				return
+			}
+		}
 		m, err := sim.NewFromEnvironment()
 		if err != nil {
 			complain("%v", err)
+			machine.lack = driver.SystemNotReady
 			return
 		}
 		machine.d = driver.Of(m).Foreign()
 	})
 	if machine.d == nil {
-		return nil, driver.SystemNotReady
+		return nil, machine.lack
 	}
 	return machine.d, driver.Success
 }

@@ -62,7 +62,13 @@ func (a *api) MemFree(c driver.Context, p driver.Ptr) driver.Result {
 // freeAlone frees what find returns, or returns absent if that is nil. It waits for all
 // work of the context that owns the memory, and lets no call submit more to it meanwhile.
 func (a *api) freeAlone(call driver.Call, c driver.Context, absent driver.Result, find func() *backing) driver.Result {
-	if _, r := a.enterNamed(call, c); r != driver.Success {
+	owner := func() *gpuContext {
+		if r := find(); r != nil {
+			return r.context
+		}
+		return nil
+	}
+	if _, r := a.enterToDestroy(call, c, owner); r != driver.Success {
 		return r
 	}
 	defer a.leave()

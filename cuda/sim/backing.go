@@ -28,12 +28,13 @@ type backing struct {
 	numaAccess driver.AccessFlags   // and to its node
 	placed     bool                 // the CPU has pages at the mapping's address
 
-	host    []byte   // host memory, pinned or registered
-	piece   *piece   // of a slab that small host memory is
-	async   *async   // of stream-ordered device memory
-	lease   *lease   // of device memory that a graph allocated
-	managed *managed // of managed memory
-	history history  // of host memory
+	host    []byte                // host memory, pinned or registered
+	flags   driver.HostAllocFlags // of pinned memory
+	piece   *piece                // of a slab that small host memory is
+	async   *async                // of stream-ordered device memory
+	lease   *lease                // of device memory that a graph allocated
+	managed *managed              // of managed memory
+	history history               // of host memory
 }
 
 // evict ends the range: its memory is out of reach from now on. Copies in
@@ -93,7 +94,7 @@ func (m *Machine) finish(r *backing) {
 // ownsAddresses reports whether the addresses go back with the range: not those of a
 // reservation, of a graph's lease, of the host or of a slab.
 func (r *backing) ownsAddresses() bool {
-	return r.lease == nil && (r.kind == KindDeviceMemory || r.kind == KindManagedMemory && r.mem.piece == nil)
+	return r.lease == nil && (r.kind == KindDeviceMemory || r.kind == KindIPCMemory || r.kind == KindManagedMemory && r.mem.piece == nil)
 }
 
 // addresses returns the addresses that the range took: whole pages, for managed memory.
@@ -295,8 +296,8 @@ func (r *backing) refuses(at site, call driver.Call, need driver.AccessFlags) st
 	switch {
 	case r.mem != nil && r.mem.team != nil:
 		return "it is a multicast address, which only multimem instructions may touch: a load, a store, a copy or a memset there is undefined; use the device's own address of its memory"
-	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != at.device:
-		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which the software driver does not have",
+	case r.kind == KindDeviceMemory && call == driver.CallLaunchKernel && r.context.device != at.device && !at.peers[r.context]:
+		return fmt.Sprintf("the memory is allocated on device %d: a kernel of device %d reaches it only with peer access, which cuCtxEnablePeerAccess of libcuda gives and the library has no use for",
 			r.context.device.ordinal, at.device.ordinal)
 	case r.kind == KindMapping && r.access[at.device.ordinal]&need != need:
 		return fmt.Sprintf("device %d has %s to the mapping [%#x, %#x), and this needs %s: grant it with cuMemSetAccess",

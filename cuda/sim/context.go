@@ -13,8 +13,11 @@ type gpuContext struct {
 	m      *Machine
 	handle driver.Context
 	device *device
+	flags  uint32 // that it was made with
 	object *object
 	legacy *stream
+	// peers are the contexts whose memory kernels of this one reach.
+	peers map[*gpuContext]bool
 	// threads are the streams that belong to a thread each, by the thread.
 	threads map[int]*stream
 	// working are the streams that have work. Calls that wait look at no others.
@@ -83,11 +86,15 @@ func (a *api) enterContext(call driver.Call, c driver.Context) (*gpuContext, dri
 	return ctx, r
 }
 
-func (m *Machine) newContext(d *device) (*gpuContext, driver.Result) {
+// contextFlags are those that exist: how the CPU waits, and what of the host is mapped or
+// dumped.
+const contextFlags = 0xff
+
+func (m *Machine) newContext(d *device, h driver.Context) (*gpuContext, driver.Result) {
 	if !m.charge(d.pool, uint64(d.options.ContextMemory)) {
 		return nil, driver.OutOfMemory
 	}
-	c := &gpuContext{m: m, handle: driver.Context(newHandle()), device: d}
+	c := &gpuContext{m: m, handle: h, device: d}
 	c.object = m.track(KindContext, uint64(c.handle), 0)
 	c.legacy = &stream{m: m, context: c, id: lastStreamID.Add(1)}
 	c.threads, c.working = map[int]*stream{}, map[*stream]struct{}{}
@@ -219,11 +226,12 @@ func (a *api) DevicePrimaryCtxRetain(d driver.Device) (driver.Context, driver.Re
 	}
 	defer a.leave()
 	if dev.primary == nil {
-		c, r := a.m.newContext(dev)
+		c, r := a.m.newContext(dev, driver.Context(newHandle()))
 		if r != driver.Success {
 			return 0, r
 		}
 		c.object.note = "primary context"
+		c.flags = dev.primaryFlags
 		dev.primary = c
 	}
 	dev.retained++
@@ -253,7 +261,7 @@ func (a *api) DevicePrimaryCtxGetState(d driver.Device) (uint32, bool, driver.Re
 		return 0, false, r
 	}
 	defer a.leave()
-	return 0, dev.primary != nil, driver.Success
+	return dev.primaryFlags, dev.primary != nil, driver.Success
 }
 
 func (a *api) CtxCreate(flags uint32, d driver.Device) (driver.Context, driver.Result) {
@@ -262,14 +270,14 @@ func (a *api) CtxCreate(flags uint32, d driver.Device) (driver.Context, driver.R
 		return 0, r
 	}
 	defer a.leave()
-	const known = 0xff // how the CPU waits, and what of the host is mapped or dumped
-	if flags&^known != 0 {
+	if flags&^contextFlags != 0 {
 		return 0, driver.InvalidValue
 	}
-	c, r := a.m.newContext(dev)
+	c, r := a.m.newContext(dev, driver.Context(newHandle()))
 	if r != driver.Success {
 		return 0, r
 	}
+	c.flags = flags
 	return c.handle, driver.Success
 }
 

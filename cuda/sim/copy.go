@@ -103,16 +103,16 @@ func (a *api) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, h
 }
 
 func (a *api) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, h driver.Stream) driver.Result {
-	return a.fill(driver.CallMemsetD8Async, c, dst, []byte{v}, n, h)
+	return a.fill(driver.CallMemsetD8Async, c, dst, []byte{v}, n, h, false)
 }
 
 func (a *api) MemsetD32Async(c driver.Context, dst driver.Ptr, v uint32, words uint64, h driver.Stream) driver.Result {
-	return a.fill(driver.CallMemsetD32Async, c, dst, binary.NativeEndian.AppendUint32(nil, v), words, h)
+	return a.fill(driver.CallMemsetD32Async, c, dst, binary.NativeEndian.AppendUint32(nil, v), words, h, false)
 }
 
-// The synchronous calls work on the legacy stream. Copies from pinned memory, and all
-// copies to the host, return when they are done. The other calls need not wait for their
-// work, and do not.
+// The synchronous calls work on the legacy stream. Copies from pinned memory, all copies to
+// the host, and fills of memory that the host sees return when they are done. The other
+// calls need not wait for their work, and do not.
 
 func (a *api) MemcpyHtoD(c driver.Context, dst driver.Ptr, src unsafe.Pointer, n uint64) driver.Result {
 	return a.copyFromHost(driver.CallMemcpyHtoD, c, dst, src, n, driver.StreamLegacy, true)
@@ -127,7 +127,7 @@ func (a *api) MemcpyDtoD(c driver.Context, dst, src driver.Ptr, n uint64) driver
 }
 
 func (a *api) MemsetD8(c driver.Context, dst driver.Ptr, v uint8, n uint64) driver.Result {
-	return a.fill(driver.CallMemsetD8, c, dst, []byte{v}, n, driver.StreamLegacy)
+	return a.fill(driver.CallMemsetD8, c, dst, []byte{v}, n, driver.StreamLegacy, true)
 }
 
 // copyFromHost reads pageable memory before it returns, and memory that the driver knows
@@ -196,7 +196,7 @@ func (a *api) copyDevice(call driver.Call, c driver.Context, dst, src driver.Ptr
 }
 
 // fill writes a pattern so many times, to an address that is aligned to it.
-func (a *api) fill(call driver.Call, c driver.Context, dst driver.Ptr, pattern []byte, times uint64, h driver.Stream) driver.Result {
+func (a *api) fill(call driver.Call, c driver.Context, dst driver.Ptr, pattern []byte, times uint64, h driver.Stream, synchronous bool) driver.Result {
 	s, r := a.enterStream(call, c, h)
 	if r != driver.Success {
 		return r
@@ -211,6 +211,7 @@ func (a *api) fill(call driver.Call, c driver.Context, dst driver.Ptr, pattern [
 	case a.m.missing(call, uint64(dst), times*size):
 		return driver.InvalidValue
 	}
-	_, r = s.submit(a.m.fillTask(call, place{addr: uint64(dst)}, pattern, times*size))
-	return r
+	at, ok := a.m.backing.find(uint64(dst))
+	wait := synchronous && ok && (at.v.host != nil || at.v.managed != nil)
+	return s.submitAndWait(a.m.fillTask(call, place{addr: uint64(dst)}, pattern, times*size), wait)
 }

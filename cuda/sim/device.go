@@ -16,15 +16,20 @@ type device struct {
 	attributes map[driver.DeviceAttribute]int32
 	primary    *gpuContext
 	retained   int // how often the primary context was
+
+	primaryFlags uint32
 }
 
 // The attributes of the device on which the driver was measured. Those without a name are
-// the limits of launches, which programs read and this library does not: by CUDA's
-// numbers, the threads and the extents of a block, the extents of a grid, the threads of
-// a warp, and what a multiprocessor holds.
+// what programs read and this library does not. By CUDA's numbers: the limits of launches,
+// which are the threads and the extents of a block, the extents of a grid, the threads of
+// a warp, and what a multiprocessor holds; then the time limit of kernels, mapped host
+// memory, the compute mode, kernels side by side, a driver mode of another system, and how
+// much faster single precision is than double.
 var defaultAttributes = map[driver.DeviceAttribute]int32{
 	1: maxBlockThreads, 2: maxBlockXY, 3: maxBlockXY, 4: maxBlockZ, 5: maxGridX, 6: maxGridYZ, 7: maxGridYZ, 10: 32,
 	39: residentThreads, 81: residentShared, 106: residentBlocks, 111: reservedShared,
+	17: 0, 19: 1, 20: 0, 31: 1, 35: 0, 87: 2,
 	driver.AttrMultiprocessorCount: 132, driver.AttrIntegrated: 0,
 	driver.AttrSharedPerBlock: 48 << 10, driver.AttrSharedPerBlockOptIn: 227 << 10, driver.AttrCooperativeLaunch: 1,
 	driver.AttrPCIDeviceID: 0, driver.AttrPCIDomainID: 0, driver.AttrUnifiedAddressing: 1,

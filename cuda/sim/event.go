@@ -117,7 +117,13 @@ func (a *api) EventElapsedTime(c driver.Context, start, end driver.Event) (float
 
 // EventDestroy does not wait: a record that is still to be done is done.
 func (a *api) EventDestroy(c driver.Context, h driver.Event) driver.Result {
-	if _, r := a.enterNamed(driver.CallEventDestroy, c); r != driver.Success {
+	owner := func() *gpuContext {
+		if e := a.m.events[h]; e != nil {
+			return e.context
+		}
+		return nil
+	}
+	if _, r := a.enterToDestroy(driver.CallEventDestroy, c, owner); r != driver.Success {
 		return r
 	}
 	defer a.leave()

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/osmem"
 )
 
 // Fabric is a process's place on the fabric of its machine. The zero value is
@@ -54,41 +55,65 @@ func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result
 	if !here.open() {
 		return nil, driver.NotSupported
 	}
-	id := binary.LittleEndian.Uint64(s[16:])
-	if s != m.fabricHandle(id) {
-		m.note("import of a fabric handle: it is of another machine, or no fabric handle")
-		return nil, driver.InvalidHandle
-	}
-	file, err := m.books.Open(id)
-	if err != nil {
-		m.note("import of a fabric handle: the memory is gone: %v", err)
-		return nil, driver.InvalidHandle
-	}
-	l, err := labelOf(file)
-	mem, r := m.imported(l)
+	file, l, mem, r := m.openOffer(s)
 	switch {
-	case err != nil || l.Handles&uint32(driver.HandleFabric) == 0 || l.Cluster != here.Cluster || l.Clique != here.Clique:
+	case file == nil:
+	case l.Handles&uint32(driver.HandleFabric) == 0 || l.Cluster != here.Cluster || l.Clique != here.Clique:
 		m.note("import of a fabric handle: it is of clique %d of cluster %x, this process is in clique %d of %x", l.Clique, l.Cluster, here.Clique, here.Cluster)
 		r = driver.InvalidHandle
 	case l.Channel != int32(here.Channels[0]):
 		m.note("import of a fabric handle: it was made on channel %d, this process is on channel %d", l.Channel, here.Channels[0])
 		r = driver.NotPermitted
-	case r != driver.Success:
-		m.note("import of a fabric handle: the memory's device is hidden from this process")
+	}
+	return m.acceptOffer(file, l, mem, r)
+}
+
+// openOffer maps what a handle of the machine names, if it is memory that its maker offers.
+func (m *Machine) openOffer(s driver.ShareableHandle) (file *osmem.Shared, l label, mem *memory, r driver.Result) {
+	id := binary.LittleEndian.Uint64(s[16:])
+	if s != m.fabricHandle(id) {
+		m.note("import of a handle: it is of another machine, or none at all")
+		return nil, l, nil, driver.InvalidHandle
+	}
+	file, err := m.books.Open(id)
+	if err == nil {
+		l, err = labelOf(file)
+	}
+	if err == nil && l.ID != id {
+		err = errLabel
+	}
+	if err != nil {
+		m.note("import of a handle: the memory is gone: %v", err)
+		return file, l, nil, driver.InvalidHandle
+	}
+	if mem, r = m.imported(l); r != driver.Success {
+		m.note("import of a handle: the memory's device is hidden from this process")
 		r = driver.InvalidDevice
-	case !m.books.Accept(id):
-		m.note("import of a fabric handle: its maker is gone, or released the memory")
+	}
+	return file, l, mem, r
+}
+
+// acceptOffer refers to what openOffer has mapped, or lets go of it if the result so far is
+// a failure.
+func (m *Machine) acceptOffer(file *osmem.Shared, l label, mem *memory, r driver.Result) (*memory, driver.Result) {
+	if r == driver.Success && !m.books.Accept(l.ID) {
+		m.note("import of a handle: its maker is gone, or released the memory")
 		r = driver.InvalidHandle
 	}
-	if r != driver.Success {
-		_ = file.Close()
+	if file == nil {
 		return nil, r
 	}
-	if known := m.shared[file.ID()]; known != nil {
+	known := m.shared[file.ID()]
+	if r != driver.Success || known != nil {
 		_ = file.Close()
+	}
+	switch {
+	case r != driver.Success:
+		return nil, r
+	case known != nil:
 		known.refs++
-		return known, driver.Success
+		return known, r
 	}
 	m.adopt(mem, file, l)
-	return mem, driver.Success
+	return mem, r
 }

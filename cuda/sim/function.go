@@ -81,9 +81,21 @@ func (a *api) FuncGetAttribute(c driver.Context, attribute driver.FuncAttribute,
 		return int32(f.entry.shared), driver.Success
 	case driver.FuncMaxDynamicSharedBytes:
 		return int32(f.dynamic), driver.Success
+	case funcMaxThreads:
+		return maxBlockThreads, driver.Success
+	case funcConstant, funcLocal, funcRegisters:
+		return 0, driver.Success
 	}
 	return 0, driver.InvalidValue
 }
+
+// Attributes that programs read and this library does not. Those of machine code are 0.
+const (
+	funcMaxThreads driver.FuncAttribute = 0
+	funcConstant   driver.FuncAttribute = 2
+	funcLocal      driver.FuncAttribute = 3
+	funcRegisters  driver.FuncAttribute = 4
+)
 
 // FuncSetAttribute allows a kernel so much dynamic shared memory as the device has
 // beside its static one.

@@ -54,6 +54,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	if !ctx.adopt(KindHostMemory, b, in) {
 		panic("sim: the system gave the same memory twice")
 	}
+	m.hostRange(KindHostMemory, unsafe.Pointer(unsafe.SliceData(b))).flags = flags
 	return unsafe.Pointer(unsafe.SliceData(b)), driver.Success
 }
 

@@ -21,6 +21,7 @@ const (
 	KindDeviceMemory  = "device memory"
 	KindSystemMemory  = "system memory"
 	KindManagedMemory = "managed memory"
+	KindIPCMemory     = "memory of another process"
 	KindHostMemory    = "host memory"
 	KindRegistration  = "registered host memory"
 	KindModule        = "module"

@@ -288,6 +288,12 @@ func (a *api) enterRun(c driver.Call) (driver.Result, *cut) {
 // not; see resolve. An injected result that means a loss destroys the context
 // before the call, which then fails as on any lost context.
 func (a *api) enterNamed(call driver.Call, c driver.Context) (*gpuContext, driver.Result) {
+	return a.enterToDestroy(call, c, func() *gpuContext { return nil })
+}
+
+// enterToDestroy is enterNamed for a call that destroys what a context owns. A thread
+// without a current context may make it, too: then the owner is the context.
+func (a *api) enterToDestroy(call driver.Call, c driver.Context, owner func() *gpuContext) (*gpuContext, driver.Result) {
 	f, _ := a.inject(call)
 	if f != driver.Success && (!f.Lost() || f == driver.Deinitialized) {
 		return nil, f
@@ -296,6 +302,9 @@ func (a *api) enterNamed(call driver.Call, c driver.Context) (*gpuContext, drive
 		return nil, r
 	}
 	ctx := a.m.resolve(c)
+	if ctx == nil && c == 0 && a.m.thread().current == 0 {
+		ctx = owner()
+	}
 	if ctx == nil {
 		a.leave()
 		return nil, driver.InvalidContext

@@ -74,7 +74,13 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 // ModuleUnload unloads the module's functions too. Launches that were submitted before are
 // still done.
 func (a *api) ModuleUnload(c driver.Context, h driver.Module) driver.Result {
-	if _, r := a.enterNamed(driver.CallModuleUnload, c); r != driver.Success {
+	owner := func() *gpuContext {
+		if mod := a.m.modules[h]; mod != nil {
+			return mod.context
+		}
+		return nil
+	}
+	if _, r := a.enterToDestroy(driver.CallModuleUnload, c, owner); r != driver.Success {
 		return r
 	}
 	defer a.leave()

@@ -301,7 +301,13 @@ func (a *api) newStream(call driver.Call, c driver.Context, flags driver.StreamF
 
 // StreamDestroy does not wait: the stream's work is still done.
 func (a *api) StreamDestroy(c driver.Context, h driver.Stream) driver.Result {
-	if _, r := a.enterNamed(driver.CallStreamDestroy, c); r != driver.Success {
+	owner := func() *gpuContext {
+		if s := a.m.streams[h]; s != nil {
+			return s.context
+		}
+		return nil
+	}
+	if _, r := a.enterToDestroy(driver.CallStreamDestroy, c, owner); r != driver.Success {
 		return r
 	}
 	defer a.leave()

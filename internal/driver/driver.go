@@ -453,6 +453,25 @@ type Hosted interface {
 	KernelParams(f Function) []KernelParam
 	// CallInOrder has the stream call f, which later work of the stream waits for.
 	CallInOrder(c Context, s Stream, f func()) Result
+
+	// ContextFlags returns the flags that a context was made with, and SetPrimaryFlags
+	// sets those of a device's primary context, whether it is there or not.
+	ContextFlags(c Context) uint32
+	SetPrimaryFlags(d Device, flags uint32) Result
+	// ResetPrimary destroys what a device's primary context owns. What retained it still
+	// does, and its handle stays.
+	ResetPrimary(d Device) Result
+	// SetPeerAccess lets kernels of the calling thread's context reach memory that the
+	// peer allocated, or no longer.
+	SetPeerAccess(peer Context, on bool) Result
+	// HostFlags returns the flags of pinned memory that holds an address.
+	HostFlags(p unsafe.Pointer) (flags HostAllocFlags, ok bool)
+
+	// IPCHandle returns the legacy handle of allocated memory, IPCOpen maps that of
+	// another process of the machine, and IPCClose ends that.
+	IPCHandle(p Ptr) (ShareableHandle, Result)
+	IPCOpen(s ShareableHandle) (Ptr, Result)
+	IPCClose(p Ptr) Result
 }
 
 // KernelParam is a parameter's place in the block of parameters, in bytes.

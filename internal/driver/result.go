@@ -27,6 +27,7 @@ const (
 	PeerUnsupported     Result = 217
 	InvalidPTX          Result = 218
 	NVLinkUncorrectable Result = 220
+	JITCompilerNotFound Result = 221
 	UnsupportedPTX      Result = 222
 	Contained           Result = 226
 	FileNotFound        Result = 301
@@ -38,6 +39,8 @@ const (
 	IllegalAddress      Result = 700
 	LaunchOutOfRes      Result = 701
 	LaunchTimeout       Result = 702
+	PeerEnabled         Result = 704
+	PeerNotEnabled      Result = 705
 	ContextDestroyed    Result = 709
 	Assert              Result = 710
 	HostRegistered      Result = 712
@@ -94,7 +97,7 @@ var resultNames = map[Result]string{
 	212: "NOT_MAPPED_AS_ARRAY", 213: "NOT_MAPPED_AS_POINTER", ECCUncorrectable: "ECC_UNCORRECTABLE",
 	UnsupportedLimit: "UNSUPPORTED_LIMIT", 216: "CONTEXT_ALREADY_IN_USE", PeerUnsupported: "PEER_ACCESS_UNSUPPORTED",
 	InvalidPTX: "INVALID_PTX", 219: "INVALID_GRAPHICS_CONTEXT", NVLinkUncorrectable: "NVLINK_UNCORRECTABLE",
-	221: "JIT_COMPILER_NOT_FOUND", UnsupportedPTX: "UNSUPPORTED_PTX_VERSION", 223: "JIT_COMPILATION_DISABLED",
+	JITCompilerNotFound: "JIT_COMPILER_NOT_FOUND", UnsupportedPTX: "UNSUPPORTED_PTX_VERSION", 223: "JIT_COMPILATION_DISABLED",
 	224: "UNSUPPORTED_EXEC_AFFINITY", 225: "UNSUPPORTED_DEVSIDE_SYNC", Contained: "CONTAINED",
 
 	300: "INVALID_SOURCE", FileNotFound: "FILE_NOT_FOUND", 302: "SHARED_OBJECT_SYMBOL_NOT_FOUND",
@@ -103,7 +106,7 @@ var resultNames = map[Result]string{
 	NotFound: "NOT_FOUND", NotReady: "NOT_READY",
 
 	IllegalAddress: "ILLEGAL_ADDRESS", LaunchOutOfRes: "LAUNCH_OUT_OF_RESOURCES", LaunchTimeout: "LAUNCH_TIMEOUT",
-	703: "LAUNCH_INCOMPATIBLE_TEXTURING", 704: "PEER_ACCESS_ALREADY_ENABLED", 705: "PEER_ACCESS_NOT_ENABLED",
+	703: "LAUNCH_INCOMPATIBLE_TEXTURING", PeerEnabled: "PEER_ACCESS_ALREADY_ENABLED", PeerNotEnabled: "PEER_ACCESS_NOT_ENABLED",
 	708: "PRIMARY_CONTEXT_ACTIVE", ContextDestroyed: "CONTEXT_IS_DESTROYED", Assert: "ASSERT", 711: "TOO_MANY_PEERS",
 	HostRegistered: "HOST_MEMORY_ALREADY_REGISTERED", HostNotRegistered: "HOST_MEMORY_NOT_REGISTERED",
 	HardwareStackError: "HARDWARE_STACK_ERROR", IllegalInstruction: "ILLEGAL_INSTRUCTION",

@@ -22,7 +22,7 @@ typedef struct { location at; uint32_t flags; } access_desc;
 typedef struct { uint32_t devices; size_t size; uint64_t handles, flags; } multicast;
 typedef struct { char bytes[16]; } uuid;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600, TOO_LARGE = 720, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, INVALIDATED = 901 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NO_BINARY = 209, UNSUPPORTED_LIMIT = 215, INVALID_PTX = 218, NO_COMPILER = 221, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_ENABLED = 704, NOT_ENABLED = 705, TOO_LARGE = 720, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, UNSUPPORTED_IN_CAPTURE = 900, INVALIDATED = 901 };
 
 static void *library;
 
@@ -523,6 +523,176 @@ static void entry_points(void) {
     TRUE(p == dlsym(library, "cuGetProcAddress_v2"));
 }
 
+// Calls that the library itself never makes. testdata/vmm/legacy.c looks at what they do.
+static void on_callback(void *stream, int status, void *at) {
+    if (stream && status == 0) ++*(int *)at;
+}
+
+static size_t quarter(int threads) { return (size_t)threads / 4; }
+
+static void clients(int device, void *s, char *ptx) {
+    struct side { size_t x, y; uint32_t type; const void *host; uint64_t device; void *array; size_t pitch; };
+    struct { struct side src, dst; size_t width, height; } in_array = {{.type = 3}, {.type = 3}, 4, 1}, row;
+    struct { uint32_t type, handles; location at; char rest[72]; } props = {.type = 1, .handles = 1, .at = {1, 0}};
+    void *primary, *made, *pool, *other, *m, *f, *state, *host;
+    char text[300] = "text", log[300] = "";
+    uint64_t p, q, n = 0;
+    size_t bytes;
+    unsigned flags = 9;
+    int major, minor, called = 0, grid, block, blocks, options[] = {5, 6};
+    void *values[] = {log, (void *)sizeof log};
+    OK(cuDeviceComputeCapability, (int *, int *, int), &major, &minor, device);
+    TRUE(major == 9 && minor == 0);
+    OK(cuProfilerStart, (void));
+    OK(cuProfilerStop, (void));
+
+    // Contexts.
+    OK(cuDevicePrimaryCtxSetFlags_v2, (int, unsigned), device, 2);
+    OK(cuCtxGetFlags, (unsigned *), &flags);
+    TRUE(flags == 2);
+    GIVES(INVALID_VALUE, cuDevicePrimaryCtxSetFlags_v2, (int, unsigned), device, 0x100);
+    OK(cuCtxSetLimit, (int, size_t), 2, 64 << 20);
+    OK(cuCtxGetLimit, (size_t *, int), &bytes, 2);
+    TRUE(bytes == 64 << 20);
+    GIVES(UNSUPPORTED_LIMIT, cuCtxSetLimit, (int, size_t), 99, 1);
+    OK(cuCtxGetCurrent, (void **), &primary);
+    OK(cuCtxCreate_v2, (void **, unsigned, int), &made, 0, 1);
+    OK(cuCtxPopCurrent_v2, (void **), NULL);
+    OK(cuCtxEnablePeerAccess, (void *, unsigned), made, 0);
+    GIVES(ALREADY_ENABLED, cuCtxEnablePeerAccess, (void *, unsigned), made, 0);
+    OK(cuCtxDisablePeerAccess, (void *), made);
+    GIVES(NOT_ENABLED, cuCtxDisablePeerAccess, (void *), made);
+    GIVES(INVALID_VALUE, cuCtxEnablePeerAccess, (void *, unsigned), made, 1);
+    OK(cuCtxDestroy_v2, (void *), made);
+
+    // Memory.
+    OK(cuMemAllocPitch_v2, (uint64_t *, size_t *, size_t, size_t, unsigned), &p, &bytes, 100, 2, 4);
+    GIVES(INVALID_VALUE, cuMemAllocPitch_v2, (uint64_t *, size_t *, size_t, size_t, unsigned), &q, &bytes, (size_t)1 << 40, (size_t)1 << 40, 4);
+    OK(cuMemGetAddressRange_v2, (uint64_t *, size_t *, uint64_t), &q, &bytes, p + 5);
+    TRUE(q == p && bytes == 1024);
+    OK(cuMemsetD32_v2, (uint64_t, unsigned, size_t), p, 0x01010101, 256);
+    OK(cuMemcpy, (uint64_t, uint64_t, size_t), p, (uintptr_t)text, 5);
+    OK(cuMemcpy, (uint64_t, uint64_t, size_t), (uintptr_t)text + 8, (uintptr_t)text, 5);
+    OK(cuMemcpyAsync, (uint64_t, uint64_t, size_t, void *), (uintptr_t)text + 20, p, 5, s);
+    OK(cuStreamSynchronize, (void *), s);
+    TRUE(strcmp(text + 8, "text") == 0 && strcmp(text + 20, "text") == 0);
+    GIVES(INVALID_VALUE, cuMemcpy, (uint64_t, uint64_t, size_t), 8, p, 5);
+    memset(&row, 0, sizeof row);
+    row.src.type = row.dst.type = 4, row.src.device = p, row.dst.device = p + 512, row.src.pitch = row.dst.pitch = 512, row.width = 5, row.height = 1;
+    OK(cuMemcpy2D_v2, (void *), &row);
+    OK(cuMemcpy2DUnaligned_v2, (void *), &row);
+    OK(cuMemcpy2DAsync_v2, (void *, void *), &row, s);
+    GIVES(NOT_SUPPORTED, cuMemcpy2D_v2, (void *), &in_array);
+    row.src.x = 510;
+    GIVES(INVALID_VALUE, cuMemcpy2DUnaligned_v2, (void *), &row);
+    OK(cuStreamSynchronize, (void *), s);
+    OK(cuMemFree_v2, (uint64_t), p);
+    OK(cuMemHostAlloc, (void **, size_t, unsigned), &host, 4096, 4);
+    OK(cuMemHostGetFlags, (unsigned *, void *), &flags, host);
+    TRUE(flags == 6);
+    GIVES(INVALID_VALUE, cuMemHostGetFlags, (unsigned *, void *), &flags, text);
+    OK(cuMemFreeHost, (void *), host);
+
+    // Pools.
+    OK(cuDeviceGetDefaultMemPool, (void **, int), &pool, device);
+    GIVES(INVALID_DEVICE, cuDeviceGetDefaultMemPool, (void **, int), &other, 99);
+    GIVES(NOT_SUPPORTED, cuMemPoolCreate, (void **, const void *), &other, &props);
+    props.handles = 0;
+    OK(cuMemPoolCreate, (void **, const void *), &other, &props);
+    OK(cuDeviceSetMemPool, (int, void *), device, other);
+    OK(cuDeviceGetMemPool, (void **, int), &pool, device);
+    TRUE(pool == other);
+    OK(cuMemPoolSetAttribute, (void *, int, void *), pool, 4, &n);
+    GIVES(NOT_SUPPORTED, cuMemPoolGetAttribute, (void *, int, void *), pool, 5, &n);
+    OK(cuMemPoolGetAttribute, (void *, int, void *), pool, 4, &n);
+    OK(cuMemAllocFromPoolAsync, (uint64_t *, size_t, void *, void *), &p, 64, pool, s);
+    OK(cuMemFreeAsync, (uint64_t, void *), p, s);
+    OK(cuMemPoolTrimTo, (void *, size_t), pool, 0);
+    OK(cuMemPoolDestroy, (void *), pool);
+    GIVES(INVALID_VALUE, cuMemAllocFromPoolAsync, (uint64_t *, size_t, void *, void *), &p, 64, pool, s);
+
+    // Streams and kernels.
+    OK(cuStreamAddCallback, (void *, void (*)(void *, int, void *), void *, unsigned), s, on_callback, &called, 0);
+    OK(cuStreamSynchronize, (void *), s);
+    TRUE(called == 1);
+    OK(cuStreamBeginCapture_v2, (void *, int), s, 2);
+    GIVES(UNSUPPORTED_IN_CAPTURE, cuStreamAddCallback, (void *, void (*)(void *, int, void *), void *, unsigned), s, on_callback, &called, 0);
+    GIVES(INVALIDATED, cuStreamEndCapture, (void *, void **), s, &other);
+    OK(cuModuleLoadData, (void **, const void *), &m, ptx);
+    OK(cuModuleGetFunction, (void **, void *, const char *), &f, m, "cuvmm_fill_u32");
+    OK(cuFuncSetCacheConfig, (void *, int), f, 1);
+    GIVES(INVALID_VALUE, cuFuncSetCacheConfig, (void *, int), f, 4);
+    OK(cuMemAlloc_v2, (uint64_t *, size_t), &p, 16);
+    uint32_t first = 1;
+    n = 4;
+    void *params[] = {&p, &n, &first, &first};
+    OK(cuLaunchCooperativeKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **), f, 1, 1, 1, 32, 1, 1, 0, s, params);
+    OK(cuStreamSynchronize, (void *), s);
+    OK(cuMemFree_v2, (uint64_t), p);
+    OK(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags, (int *, void *, int, size_t, unsigned), &blocks, f, 1024, 0, 1);
+    TRUE(blocks == 2);
+    OK(cuOccupancyMaxPotentialBlockSize, (int *, int *, void *, size_t (*)(int), size_t, int), &grid, &block, f, quarter, 0, 0);
+    TRUE(grid == 2 * 132 && block == 1024);
+    OK(cuOccupancyMaxPotentialBlockSizeWithFlags, (int *, int *, void *, size_t (*)(int), size_t, int, unsigned), &grid, &block, f, NULL, 100 << 10, 200, 0);
+    TRUE(grid == 2 * 132 && block == 200);
+    OK(cuModuleUnload, (void *), m);
+
+    // The linker is there, and refuses everything.
+    OK(cuLinkCreate_v2, (unsigned, int *, void **, void **), 2, options, values, &state);
+    GIVES(NO_COMPILER, cuLinkAddData_v2, (void *, int, void *, size_t, const char *, unsigned, int *, void **), state, 1, ptx, 4, "mine", 0, NULL, NULL);
+    TRUE(strstr(log, "mine") && strstr(log, "no compiler"));
+    GIVES(NO_COMPILER, cuLinkAddFile_v2, (void *, int, const char *, unsigned, int *, void **), state, 1, "file.o", 0, NULL, NULL);
+    GIVES(NO_COMPILER, cuLinkComplete, (void *, void **, size_t *), state, &other, &bytes);
+    OK(cuLinkDestroy, (void *), state);
+    GIVES(INVALID_HANDLE, cuLinkDestroy, (void *), state);
+}
+
+// Another process's memory, by the bytes of a legacy handle, and this process's for another.
+typedef struct { unsigned char bytes[64]; } ipc;
+
+static void open_ipc(const char *hex) {
+    ipc h;
+    int device;
+    void *ctx;
+    uint64_t p;
+    char text[6];
+    for (int i = 0; i < 64; i++) TRUE(sscanf(hex + 2 * i, "%2hhx", &h.bytes[i]) == 1);
+    OK(cuInit, (unsigned), 0);
+    OK(cuDeviceGet, (int *, int), &device, 0);
+    OK(cuDevicePrimaryCtxRetain, (void **, int), &ctx, device);
+    OK(cuCtxSetCurrent, (void *), ctx);
+    OK(cuIpcOpenMemHandle_v2, (uint64_t *, ipc, unsigned), &p, h, 1);
+    OK(cuMemcpyDtoH_v2, (void *, uint64_t, size_t), text, p, 6);
+    TRUE(strcmp(text, "hello") == 0);
+    OK(cuMemcpyHtoD_v2, (uint64_t, const void *, size_t), p, "there", 6);
+    GIVES(INVALID_VALUE, cuMemFree_v2, (uint64_t), p);
+    OK(cuIpcCloseMemHandle, (uint64_t), p);
+    GIVES(INVALID_VALUE, cuIpcCloseMemHandle, (uint64_t), p);
+}
+
+static void legacy_ipc(const char *self, const char *path) {
+    uint64_t p, opened;
+    ipc h, wrong = {{1}};
+    char hex[129] = "", text[6];
+    OK(cuMemAlloc_v2, (uint64_t *, size_t), &p, 10000);
+    OK(cuMemcpyHtoD_v2, (uint64_t, const void *, size_t), p, "hello", 6);
+    OK(cuIpcGetMemHandle, (ipc *, uint64_t), &h, p);
+    GIVES(INVALID_VALUE, cuIpcGetMemHandle, (ipc *, uint64_t), &wrong, p + 512);
+    GIVES(INVALID_CONTEXT, cuIpcOpenMemHandle_v2, (uint64_t *, ipc, unsigned), &opened, h, 1);
+    GIVES(INVALID_HANDLE, cuIpcOpenMemHandle_v2, (uint64_t *, ipc, unsigned), &opened, wrong, 1);
+    for (int i = 0; i < 64; i++) snprintf(hex + 2 * i, 3, "%02x", h.bytes[i]);
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        execl(self, self, path, "ipc", hex, (char *)NULL);
+        _exit(1);
+    }
+    TRUE(status_of(child) == 0);
+    OK(cuMemcpyDtoH_v2, (void *, uint64_t, size_t), text, p, 6);
+    TRUE(strcmp(text, "there") == 0);
+    OK(cuMemFree_v2, (uint64_t), p);
+}
+
 static char *read_text(const char *path) {
     static char text[1 << 16];
     FILE *f = fopen(path, "r");
@@ -540,7 +710,8 @@ int main(int argc, char **argv) {
     library = dlopen(argv[1], RTLD_NOW);
     if (!library) fail(__LINE__, dlerror());
     if (argc == 4) {
-        other_process(atoi(argv[3]));
+        if (strcmp(argv[2], "ipc") == 0) open_ipc(argv[3]);
+        else other_process(atoi(argv[3]));
         return 0;
     }
     OK(cuDriverGetVersion, (int *), &version);
@@ -573,7 +744,12 @@ int main(int argc, char **argv) {
     host_functions(s);
     graphs(s);
     kernels(s, read_text(argv[2]));
+    clients(device, s, read_text(argv[2]));
+    legacy_ipc(argv[0], argv[1]);
     OK(cuStreamDestroy_v2, (void *), s);
+    OK(cuDevicePrimaryCtxReset_v2, (int), device);
+    OK(cuCtxGetCurrent, (void **), &s);
+    TRUE(s == primary);
     OK(cuCtxSetCurrent, (void *), NULL);
     OK(cuDevicePrimaryCtxRelease_v2, (int), device);
     return 0;

@@ -14,7 +14,8 @@ import (
 // The exports of cmd/libcuda are made in two layers. exports.c has the entry
 // points as programs see them: each readies its thread and calls a Go function.
 // exports.go has the Go functions of the rows; functions with a rule of
-// their own stand in other files of the folder.
+// their own stand in other files of the folder. exports.h declares the entry points for
+// composed.c, which makes others of them.
 
 var exportLine = regexp.MustCompile(`(?m)^//export cuvmm_sim_(\w+)$`)
 
@@ -45,17 +46,36 @@ func (t *table) readHandExports(dir string) error {
 	return nil
 }
 
+// declareExport declares an entry point as programs see it.
+func (e *entry) declareExport(b *bytes.Buffer, end string) {
+	params := []string{"void"}
+	if len(e.declared) > 0 {
+		params = nil
+	}
+	for _, c := range e.declared {
+		params = append(params, declare(c.typ, c.name))
+	}
+	wrap(b, fmt.Sprintf("int32_t %s(", e.symbol), params, ")"+end)
+}
+
+// exportsH declares the entry points.
+func (t *table) exportsH() []byte {
+	var b bytes.Buffer
+	b.WriteString(notice + built + "#ifndef CUVMM_EXPORTS_H\n#define CUVMM_EXPORTS_H\n\n#include \"libcuda.h\"\n\n")
+	for _, e := range t.entries {
+		e.declareExport(&b, ";\n")
+	}
+	b.WriteString("\n#endif\n")
+	return b.Bytes()
+}
+
 // exportsC defines the entry points, and lists them by name and version.
 func (t *table) exportsC() []byte {
 	var b bytes.Buffer
-	b.WriteString(notice + built + "#include \"libcuda.h\"\n\n#include \"_cgo_export.h\"\n\n")
+	b.WriteString(notice + built + "#include \"exports.h\"\n\n#include \"_cgo_export.h\"\n\n")
 	for _, e := range t.entries {
-		params, args := []string{"void"}, []string{}
-		if len(e.declared) > 0 {
-			params = nil
-		}
+		var args []string
 		for _, c := range e.declared {
-			params = append(params, declare(c.typ, c.name))
 			arg := c.name
 			if f, in := find(e.params, c.name); in && f.typ == "unsafe.Pointer" {
 				arg = "cuvmm_host(" + arg + ")"
@@ -64,7 +84,7 @@ func (t *table) exportsC() []byte {
 			}
 			args = append(args, arg)
 		}
-		wrap(&b, fmt.Sprintf("int32_t %s(", e.symbol), params, ") {\n")
+		e.declareExport(&b, " {\n")
 		b.WriteString("    int32_t r = cuvmm_enter_thread();\n")
 		wrap(&b, fmt.Sprintf("    return r != 0 ? r : cuvmm_sim_%s(", e.method), args, ");\n")
 		b.WriteString("}\n\n")

@@ -24,6 +24,7 @@ func (t *table) generate() (map[string][]byte, error) {
 		"../../csrc/calls.c":   t.callsC(),
 
 		"../../cmd/libcuda/exports.c": t.exportsC(),
+		"../../cmd/libcuda/exports.h": t.exportsH(),
 	}
 	for path, src := range map[string][]byte{
 		"calls.go":                 t.constants(),
