@@ -245,22 +245,25 @@ func (s *Source) retry(op string) {
 }
 
 // clean unmaps old places whose page is in use elsewhere and that the GPU has passed, at most
-// so many. The caller holds turn, and wants something else: what fails is stuck, and logged.
+// so many, the oldest first. The caller holds turn, and wants something else: what fails is
+// stuck, and logged.
 func (s *Source) clean(op string, most int) {
 	s.mu.Lock()
 	var passed []*place
-	s.moved = slices.DeleteFunc(s.moved, func(at *place) bool {
+	for len(s.moved) > 0 && len(passed) < most {
+		at := s.moved[0]
 		switch {
-		case at.in.places[at.at] != at || at.live || at.page.uses == 0:
+		case at.in.places[at.at] != at || at.live || at.page.uses == 0 || at.stuck:
 			// It was unmapped, or is in use again, or the page is on a list.
-		case len(passed) == most || at.stuck || !at.passed():
-			return false
-		default:
+		case at.passed():
 			passed = append(passed, at)
+		default:
+			most = 0 // what moved later waits for later work
+			continue
 		}
 		at.moved = false
-		return true
-	})
+		s.moved = s.moved[1:]
+	}
 	s.mu.Unlock()
 	if err := s.unmap(op, passed); err != nil {
 		s.System().Config.Log.Error("cuvmm: an old place of a page could not be unmapped", "error", err)
