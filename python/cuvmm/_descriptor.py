@@ -46,6 +46,15 @@ ELEMENTS = {
     12: Element("complex64", 8, "<c8", 5),
     13: Element("complex128", 16, "<c16", 5),
 }
+#: Those of tensors too, which no array is of. DLPack's codes are bfloat 4, float8_e4m3fn 10, float8_e5m2 12; the array
+#: interface has none for them.
+TENSOR_ELEMENTS = {
+    **ELEMENTS,
+    15: Element("bfloat16", 2, "", 4),
+    16: Element("float16", 2, "<f2", 2),
+    17: Element("float8_e4m3", 1, "", 10),
+    18: Element("float8_e5m2", 1, "", 12),
+}
 NUMBERS = {e.name: n for n, e in ELEMENTS.items()}
 
 

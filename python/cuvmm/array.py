@@ -12,7 +12,7 @@ from ctypes import byref, c_uint64, c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _dlpack, _streams
-from ._descriptor import ELEMENTS, RECORD, Element
+from ._descriptor import RECORD, TENSOR_ELEMENTS, Element
 from ._driver import Device, Event, Stream
 from ._undo import Owned, Passing, leave, retry
 from .errors import ArgumentError, Error, InUseError, counted
@@ -31,7 +31,7 @@ class ElementType(NamedTuple):
     @property
     def element(self) -> Element:
         """Records are shown as bytes."""
-        return ELEMENTS[self.number] if self.number != RECORD else ELEMENTS[6]
+        return TENSOR_ELEMENTS[self.number] if self.number != RECORD else TENSOR_ELEMENTS[6]
 
 
 def _caller() -> str:

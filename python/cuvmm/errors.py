@@ -50,6 +50,14 @@ def quoted(text: str) -> str:
     return '"' + "".join(c if c.isprintable() else repr(c)[1:-1] for c in text) + '"'
 
 
+class FormatError(Error, ValueError):
+    """A file, or a manifest, is not what its format demands."""
+
+
+class ChangedError(Error):
+    """A file was written while it was read."""
+
+
 class ClosedError(Error):
     """The object was closed in this process."""
 

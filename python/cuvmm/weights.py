@@ -1,0 +1,331 @@
+"""Tensors by name: loaded from files, or found in memory that another process publishes."""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import threading
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+from ._descriptor import TENSOR_ELEMENTS
+from ._driver import HostPin, Stream
+from ._safetensors import Block, Model, Stored
+from ._undo import Passing
+from .array import Array, ElementType, close_at_exit
+from .errors import ArgumentError, FormatError, UnknownError, counted, quoted, whole
+from .shared import Shared, empty
+
+_ALIGN = 256
+_PIECE = 4 << 20
+_MOST_THREADS = 16
+_NUMBERS = {e.name: n for n, e in TENSOR_ELEMENTS.items()}
+
+
+class Tensor(Array):
+    """A tensor in GPU memory: an :class:`Array` with a shape. PyTorch, CuPy and others take it as they take arrays.
+
+    ``dtype`` is NumPy's name, or "bfloat16", "float8_e4m3" or "float8_e5m2", which only ``__dlpack__`` passes on.
+    """
+
+    def __init__(self, memory: Array, number: int, shape: Tuple[int, ...], offset: int) -> None:
+        e = TENSOR_ELEMENTS[number]
+        length = 1
+        for n in shape:
+            length *= n
+        self._shape, self._memory, self._offset = shape, memory, offset
+        super().__init__(memory._device, memory._pointer + offset, length, ElementType(e.name, e.size, number), memory._readonly, memory._users, memory._base,
+                         memory._order, memory._owner, memory._trusted)
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Tensor of shape {self._shape} and {self.dtype} on device {self.device}{', read-only' if self.readonly else ''}>"
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("a tensor without dimensions has no length")
+        return self._shape[0]
+
+    def __getitem__(self, part: Any) -> "Array":
+        raise ArgumentError("a tensor of this package cannot be indexed", "make a tensor of PyTorch of it: torch.from_dlpack(tensor)")
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        return self._shape
+
+    def allow_readonly(self) -> "Tensor":
+        return Tensor(self._memory.allow_readonly(), self._kind.number, self._shape, self._offset)
+
+    @property
+    def __cuda_array_interface__(self) -> Dict[str, Any]:
+        if not self._kind.element.typestr:
+            raise AttributeError(f"the CUDA array interface has no {self.dtype}: use __dlpack__")
+        return super().__cuda_array_interface__
+
+
+class Shard(NamedTuple):
+    """The part of rank ``rank`` of a dimension that is divided evenly among ``ranks``: see :func:`load_file`."""
+
+    dim: int
+    rank: int
+    ranks: int
+
+
+class _Placed(NamedTuple):
+    """A tensor in memory, from byte ``offset`` on."""
+
+    name: str
+    number: int
+    shape: Tuple[int, ...]
+    offset: int
+    digest: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        n = TENSOR_ELEMENTS[self.number].size
+        for d in self.shape:
+            n *= d
+        return n
+
+
+class Weights(Mapping[str, Tensor]):
+    """Tensors by name, in one piece of memory. Close it, after the tensors and arrays of it are deleted.
+
+    ``memory`` is that memory, which :meth:`Server.publish` takes, and ``manifest`` says where the tensors are.
+    """
+
+    def __init__(self, memory: Shared, placed: Sequence[_Placed], metadata: Dict[str, str], owned: bool) -> None:
+        self.memory, self.metadata = memory, metadata
+        self._placed, self._owned = {p.name: p for p in placed}, owned
+
+    def __getitem__(self, name: str) -> Tensor:
+        p = self._placed[name]
+        return Tensor(self.memory.array, p.number, p.shape, p.offset)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._placed)
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Weights of {counted(len(self), 'tensor')} in {self.memory!r}>"
+
+    def manifest(self) -> bytes:
+        """The names, types, shapes and offsets of the tensors, as followers in Go (handles.Manifest) and Python (:func:`tensors`) read them."""
+        ordered = sorted(self._placed.values(), key=lambda p: (p.offset, p.nbytes))
+        return json.dumps({"bytes": len(self.memory), "tensors": [
+            {"name": p.name, "element": TENSOR_ELEMENTS[p.number].name, "shape": list(p.shape), "offset": p.offset} for p in ordered]}).encode()
+
+    def close(self) -> None:
+        """Frees the memory, unless it was the caller's. InUseError while it is published, or tensors of it are in use. Idempotent."""
+        if self._owned:
+            self.memory.close()
+
+    def __enter__(self) -> "Weights":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        close_at_exit(self.close, error)
+
+
+def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
+    """Returns the tensors of memory that another process publishes, by name. ``manifest`` is the text that came with it, which is checked.
+
+    They keep the memory mapped as other arrays do, and are as readable and writable as ``memory``, an array of bytes.
+    """
+    if memory.itemsize != 1:
+        raise ArgumentError(f"an array of {memory.dtype}", "pass the array of bytes that the manifest came with")
+
+    def bad(what: str) -> FormatError:
+        return FormatError(f"a manifest with {what}", "the publisher is at fault")
+
+    try:
+        about = json.loads(bytes(manifest).decode())
+    except (ValueError, RecursionError) as e:
+        raise bad(f"text that is none: {e}") from None
+    if not isinstance(about, dict) or about.keys() != {"bytes", "tensors"}:
+        raise bad("other fields")
+    if about["bytes"] != memory.nbytes:
+        raise bad(f"{about['bytes']!r} bytes, for memory of {memory.nbytes}")
+    found: Dict[str, Tensor] = {}
+    end = 0
+    if not isinstance(about["tensors"] or [], list):
+        raise bad("tensors that are no list")
+    for t in about["tensors"] or []:
+        if not isinstance(t, dict) or not {"name", "element", "shape", "offset"} <= t.keys() <= {"name", "element", "shape", "offset", "digest"}:
+            raise bad("a tensor of other fields")
+        name, number, shape, offset = t["name"], _NUMBERS.get(t["element"]) if isinstance(t["element"], str) else None, t["shape"] or [], t["offset"]
+        if not isinstance(name, str) or not name or name in found:
+            raise bad("a tensor without a name of its own")
+        if number is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in [*shape, offset]):
+            raise bad(f"tensor {quoted(name)} of another form")
+        p = _Placed(name, number, tuple(shape), offset)
+        if offset < end or offset + p.nbytes > memory.nbytes:
+            raise bad(f"tensor {quoted(name)} of {p.nbytes} bytes at {offset}, behind a tensor that ends at {end}, in memory of {memory.nbytes}")
+        end = offset + p.nbytes
+        found[name] = Tensor(memory, number, p.shape, offset)
+    return found
+
+
+def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] = None, into: Optional[Shared] = None, threads: int = 0) -> Weights:
+    """Loads a file in the safetensors format, or a folder with its index, into one piece of GPU memory, and returns the tensors by name.
+
+    ``parts`` says which tensors, and what of them: ``...`` for a whole tensor, :class:`Shard` for a rank's part, a slice of the first
+    dimension, or a tuple of slices. Without it all tensors are loaded. The memory can be published: it is new, or
+    ``into``, memory of "uint8" from :func:`empty` that grows as needed and stays the caller's. Work that still uses it
+    must be done.
+
+    Threads read into pinned memory while earlier pieces are copied. The headers are checked before memory is touched
+    (FormatError). A file that is written meanwhile is a ChangedError; after an error the contents of ``into`` are undefined.
+    """
+    threads = whole(threads, "threads") or min(_MOST_THREADS, os.cpu_count() or 1)
+    if threads < 1:
+        raise ArgumentError(counted(threads, "thread"), "pass a positive number, or 0")
+    if into is not None and into.dtype != "uint8":
+        raise ArgumentError(f"memory of {into.dtype}", 'pass memory of cuvmm.empty(..., "uint8")')
+    model = Model(os.fspath(path))
+    try:
+        chosen = model.tensors if parts is None else {name: _named(model, name) for name in parts}
+        blocks, placed, end = [], [], 0
+        for t in sorted(chosen.values(), key=lambda t: (t.file.path, t.offset)):
+            block = Block.of(t, _bounds(t, ... if parts is None else parts[t.name]))
+            start = -(-end // _ALIGN) * _ALIGN
+            placed.append(_Placed(t.name, t.number, block.shape, start))
+            blocks.append((start, block))
+            end = start + block.nbytes
+        memory = empty(end, "uint8", device) if into is None else into
+        try:
+            if len(memory) < end:
+                memory.resize(end)
+            if end:
+                _Loading(memory, [b for b in blocks if b[1].nbytes], end).run(threads)
+            model.check()
+            return Weights(memory, placed, model.metadata, into is None)
+        except BaseException:
+            if into is None:
+                memory.close()
+            raise
+    finally:
+        model.close()
+
+
+def _named(model: Model, name: str) -> Stored:
+    t = model.tensors.get(name)
+    if t is None:
+        raise UnknownError(f"no tensor {quoted(str(name))} in {quoted(model.files[0].path)}", "take a name from the file")
+    return t
+
+
+def _bounds(t: Stored, part: Any) -> List[Tuple[int, int]]:
+    """Returns begin and end in each dimension."""
+    bounds = [(0, n) for n in t.shape]
+    if part is ...:
+        return bounds
+    if isinstance(part, Shard):
+        dim, rank, ranks = (whole(n, "in a Shard") for n in part)
+        if not 0 <= dim < len(bounds) or not 0 <= rank < ranks or t.shape[dim] % ranks:
+            raise ArgumentError(f"{part} of tensor {quoted(t.name)}, of shape {t.shape}", "pass a rank below the number of ranks, which divides the dimension")
+        n = t.shape[dim] // ranks
+        bounds[dim] = (rank * n, rank * n + n)
+        return bounds
+    slices = part if isinstance(part, tuple) else (part,)
+    if len(slices) > len(bounds) or not all(isinstance(s, slice) and s.step in (None, 1) for s in slices):
+        raise ArgumentError(f"part {part!r} of tensor {quoted(t.name)}, of shape {t.shape}", "pass ..., a Shard, or at most a slice without a step for each dimension")
+    for i, s in enumerate(slices):
+        start, stop, _ = s.indices(t.shape[i])
+        bounds[i] = (start, max(start, stop))
+    return bounds
+
+
+class _Loading:
+    """Bytes that threads read into pinned memory and copy: blocks at their places in memory, with zeros between them."""
+
+    def __init__(self, memory: Shared, blocks: List[Tuple[int, Block]], nbytes: int) -> None:
+        self.pointer, self.device = memory.array.ptr, memory.device  # no array, which would be in use in the traceback of an error
+        self.blocks, self.ends, self.nbytes = blocks, [start + b.nbytes for start, b in blocks], nbytes
+        self._lock, self._taken = threading.Lock(), 0
+        self._failed: List[BaseException] = []
+
+    def run(self, threads: int) -> None:
+        self.device.driver.check_process()
+        workers = [threading.Thread(target=self._work, name="cuvmm load", daemon=True) for _ in range(min(threads, -(-self.nbytes // _PIECE)))]
+        started: List[threading.Thread] = []
+        try:
+            for w in workers:
+                started.append(w)
+                w.start()
+            for w in started:
+                w.join()
+        except BaseException as e:  # Ctrl-C: the workers end with their pieces
+            self._failed.append(e)
+            raise
+        finally:
+            for w in started:
+                if w.ident is not None:
+                    w.join()
+        if self._failed:
+            raise self._failed[0]
+
+    def _next(self) -> int:
+        with self._lock:
+            at = self._taken
+            self._taken += _PIECE
+            return at if not self._failed else self.nbytes
+
+    def _work(self) -> None:
+        try:
+            mine = Passing()
+            try:
+                self._copy_pieces(mine)
+            except BaseException:
+                mine.abandon()
+                raise
+            mine.close()
+        except BaseException as e:
+            self._failed.append(e)
+
+    def _copy_pieces(self, mine: Passing) -> None:
+        memory = mmap.mmap(-1, 2 * _PIECE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        raw = (ctypes.c_char * (2 * _PIECE)).from_buffer(memory)
+        pin: HostPin = mine.own(HostPin(self.device, raw))
+        pin.make()
+        streams = [Stream(self.device, mine) for _ in range(2)]
+        address, view = ctypes.addressof(raw), memoryview(raw).cast("B")
+        try:
+            i = 0
+            while True:
+                at = self._next()
+                if at >= self.nbytes:
+                    return
+                n = min(_PIECE, self.nbytes - at)
+                streams[i].synchronize()
+                self._read(view[i * _PIECE:i * _PIECE + n], at)
+                with self.device.current() as d:
+                    d.call("cuMemcpyHtoDAsync_v2", self.pointer + at, address + i * _PIECE, n, streams[i].handle)
+                i = 1 - i
+        finally:
+            for s in streams:
+                s.synchronize()
+
+    def _read(self, to: memoryview, at: int) -> None:
+        """Fills a piece, which begins at byte ``at`` of the memory."""
+        done, i = 0, bisect.bisect_right(self.ends, at)
+        while i < len(self.blocks) and self.blocks[i][0] < at + len(to):
+            start, b = self.blocks[i]
+            begin = max(start - at, 0)
+            to[done:begin] = bytes(begin - done)
+            done = begin
+            for offset, n in b.runs(at + begin - start, min(start + b.nbytes - at, len(to)) - begin):
+                b.file.read_into(to[done:done + n], offset)
+                done += n
+            i += 1
+        to[done:] = bytes(len(to) - done)
+
+
+__all__ = ["Shard", "Tensor", "Weights", "load_file", "tensors"]
