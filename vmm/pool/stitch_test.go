@@ -75,7 +75,7 @@ func TestMovingMakesOnlyTheCallsThatItNeeds(t *testing.T) {
 	moved := calls(m)["cuMemMap"]
 	require.LessOrEqual(t, moved, 32)
 	pieces := (moved + 15) / 16
-	require.Equal(t, map[string]int{"cuMemMap": moved, "cuMemSetAccess": pieces, "cuStreamGetCaptureInfo": 1}, calls(m))
+	require.Equal(t, map[string]int{"cuMemMap": moved, "cuMemSetAccess": pieces, "cuStreamIsCapturing": 1}, calls(m))
 	free(t, p, b)
 	for _, l := range live {
 		free(t, p, l)
