@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { unit = 512, most_classes = 64, most_streams = 64, first_room = 1024, most_more = 256 << 10 };
+enum { unit = 512, most_classes = 128, most_streams = 64, first_room = 1024, most_more = 256 << 10 };
 
 // The states of a record. What a block does:
 //
@@ -40,13 +40,13 @@ struct cuvmm_cache {
 	uint64_t most;
 	size_t largest; // request
 	cuvmm_capturing capturing;
-	size_t classes;
+	size_t classes, large; // the first of the large ones
 	uint64_t sizes[most_classes];
 	uint8_t *of;
 
 	// Guarded by the lock.
 	uint32_t held, moving;
-	uint64_t bytes; // that are cached
+	uint64_t bytes, large_bytes; // that are cached, and of large classes
 	cuvmm_counts counts;
 	struct record *records;
 	uint32_t *buckets;         // room of them, a power of two
@@ -106,7 +106,7 @@ static void discard(cuvmm_cache *c) {
 	free(c);
 }
 
-cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t classes, const uint8_t *of, size_t of_n, uint64_t most, uintptr_t capturing) {
+cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t classes, size_t large, const uint8_t *of, size_t of_n, uint64_t most, uintptr_t capturing) {
 	if (classes > most_classes) return NULL;
 	cuvmm_cache *c = calloc(1, sizeof *c);
 	if (c == NULL) return NULL;
@@ -115,6 +115,7 @@ cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t class
 	c->largest = (of_n - 1) * unit;
 	c->capturing = (cuvmm_capturing)capturing;
 	c->classes = classes;
+	c->large = large;
 	memcpy(c->sizes, sizes, classes * sizeof *sizes);
 	c->fresh = 1;
 	c->room = first_room;
@@ -276,12 +277,14 @@ static inline void push(cuvmm_cache *c, uint32_t i) {
 	r->next = *first;
 	*first = i;
 	c->bytes += c->sizes[r->size_class];
+	if (r->size_class >= c->large) c->large_bytes += c->sizes[r->size_class];
 }
 
 static inline struct record *pop(cuvmm_cache *c, uint32_t *first) {
 	struct record *r = &c->records[*first];
 	*first = r->next;
 	c->bytes -= c->sizes[r->size_class];
+	if (r->size_class >= c->large) c->large_bytes -= c->sizes[r->size_class];
 	return r;
 }
 
@@ -400,19 +403,30 @@ void cuvmm_cache_release(cuvmm_cache *c) {
 	unlock(c);
 }
 
-size_t cuvmm_cache_drain(cuvmm_cache *c, int full, cuvmm_block *to, size_t n) {
+// wanted reports whether a drain is to go on.
+static int wanted(const cuvmm_cache *c, enum cuvmm_drain what) {
+	switch (what) {
+	case CUVMM_ALL: return c->bytes > 0;
+	case CUVMM_LARGE: return c->large_bytes > 0;
+	default: return c->bytes > c->most;
+	}
+}
+
+// A drain goes on with the list at which the last one ended, so that in a full cache what is
+// not requested any more goes, too.
+size_t cuvmm_cache_drain(cuvmm_cache *c, enum cuvmm_drain what, cuvmm_block *to, size_t n) {
 	size_t got = 0;
 	lock(c);
-	for (uint32_t turns = 0; (!full || c->bytes > c->most) && c->bytes > 0 && turns < most_streams * most_classes; turns++) {
+	while (wanted(c, what) && got < n) {
 		uint32_t s = c->hand / most_classes, k = c->hand % most_classes;
 		uint32_t *first = c->lists[s] == NULL ? NULL : &c->lists[s]->first[k];
-		while (first != NULL && *first != 0 && got < n) {
-			struct record *r = pop(c, first);
-			to[got++] = (cuvmm_block){r->ptr, r->gen, r->bytes};
-			erase(c, (uint32_t)(r - c->records));
+		if (first == NULL || *first == 0 || (what == CUVMM_LARGE && k < c->large)) {
+			c->hand = (first == NULL ? (s + 1) * most_classes : c->hand + 1) % (most_streams * most_classes);
+			continue;
 		}
-		if (got == n) break;
-		c->hand = (c->hand + 1) % (most_streams * most_classes);
+		struct record *r = pop(c, first);
+		to[got++] = (cuvmm_block){r->ptr, r->gen, r->bytes};
+		erase(c, (uint32_t)(r - c->records));
 	}
 	if (got > 0) c->moving++;
 	unlock(c);

@@ -29,12 +29,12 @@ type cache struct {
 
 // newCache puts a cache in front of the pool with that number.
 func newCache(number uint64, e *entry) (*cache, error) {
-	sizes, of := e.behind.Classes()
+	sizes, large, of := e.behind.Classes()
 	var capturing uintptr
 	if d, ok := core.SystemOf(e.dev).Drv.(driver.Direct); ok {
 		capturing = d.EntryPoint(driver.CallStreamIsCapturing)
 	}
-	c := C.cuvmm_cache_open(C.uint64_t(number), (*C.uint64_t)(&sizes[0]), C.size_t(len(sizes)), (*C.uint8_t)(&of[0]), C.size_t(len(of)), cacheBytes,
+	c := C.cuvmm_cache_open(C.uint64_t(number), (*C.uint64_t)(&sizes[0]), C.size_t(len(sizes)), C.size_t(large), (*C.uint8_t)(&of[0]), C.size_t(len(of)), cacheBytes,
 		C.uintptr_t(capturing))
 	if c == nil {
 		return nil, errors.New("cuvmm_pool_open: the host has no memory for the cache of blocks")
@@ -58,7 +58,7 @@ func (c *cache) Hold(exact bool) (release func()) {
 	var room [C.CUVMM_BATCH]C.cuvmm_block
 	for {
 		moving := C.cuvmm_cache_moving(c.c)
-		n := C.cuvmm_cache_drain(c.c, 0, &room[0], C.size_t(len(room)))
+		n := C.cuvmm_cache_drain(c.c, C.CUVMM_ALL, &room[0], C.size_t(len(room)))
 		if n > 0 {
 			c.behind.Free(blocksOf(&room[0], n))
 			C.cuvmm_cache_moved(c.c)
@@ -76,6 +76,19 @@ func (c *cache) Hold(exact bool) (release func()) {
 		c.behind.Resize(blocksOf(&room[0], n))
 	}
 	return func() { C.cuvmm_cache_release(c.c) }
+}
+
+// GiveLarge leaves what other threads carry to them.
+func (c *cache) GiveLarge() {
+	var room [C.CUVMM_BATCH]C.cuvmm_block
+	for {
+		n := C.cuvmm_cache_drain(c.c, C.CUVMM_LARGE, &room[0], C.size_t(len(room)))
+		if n == 0 {
+			return
+		}
+		c.behind.Free(blocksOf(&room[0], n))
+		C.cuvmm_cache_moved(c.c)
+	}
 }
 
 func (c *cache) Counts() front.Counts {

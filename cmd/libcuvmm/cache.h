@@ -36,10 +36,10 @@ typedef int32_t (*cuvmm_capturing)(uintptr_t stream, uint32_t *status);
 
 typedef struct cuvmm_cache cuvmm_cache;
 
-// cuvmm_cache_open puts a cache in front of a pool. sizes are those of the classes; of has the
-// class of a request by its size in units of 512 bytes. It keeps at most so many bytes.
+// cuvmm_cache_open puts a cache in front of a pool. sizes are those of the classes, from large
+// on of large ones; of has the class of a request by its size in units of 512 bytes. It keeps at most so many bytes.
 // capturing is the address of the driver's entry point, or 0. NULL: the host has no memory.
-cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t classes, const uint8_t *of, size_t of_n, uint64_t most, uintptr_t capturing);
+cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t classes, size_t large, const uint8_t *of, size_t of_n, uint64_t most, uintptr_t capturing);
 
 // cuvmm_cache_close ends the cache of a pool that is closed: it has no blocks.
 void cuvmm_cache_close(cuvmm_cache *c);
@@ -86,10 +86,15 @@ void cuvmm_cache_close_stream(cuvmm_cache *c, uintptr_t stream);
 void cuvmm_cache_hold(cuvmm_cache *c);
 void cuvmm_cache_release(cuvmm_cache *c);
 
-// cuvmm_cache_drain takes blocks out of the cache for the pool to free: all that there is
-// room for, or with full set only if it keeps more than it may. If there are any, blocks move
-// until cuvmm_cache_moved.
-size_t cuvmm_cache_drain(cuvmm_cache *c, int full, cuvmm_block *to, size_t n);
+enum cuvmm_drain {
+	CUVMM_ALL,
+	CUVMM_LARGE,    // blocks of large classes
+	CUVMM_TOO_MUCH, // until the cache has no more than it may
+};
+
+// cuvmm_cache_drain takes blocks out of the cache for the pool to free, as many as there is
+// room for. If there are any, blocks move until cuvmm_cache_moved.
+size_t cuvmm_cache_drain(cuvmm_cache *c, enum cuvmm_drain what, cuvmm_block *to, size_t n);
 void cuvmm_cache_moved(cuvmm_cache *c);
 uint32_t cuvmm_cache_moving(cuvmm_cache *c);
 

@@ -144,7 +144,7 @@ int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e) {
 		return CUVMM_OK;
 	case CUVMM_FULL:;
 		cuvmm_block blocks[CUVMM_BATCH];
-		for (size_t n; (n = cuvmm_cache_drain(c, 1, blocks, CUVMM_BATCH)) > 0;) give_back(c, pool, blocks, n);
+		for (size_t n; (n = cuvmm_cache_drain(c, CUVMM_TOO_MUCH, blocks, CUVMM_BATCH)) > 0;) give_back(c, pool, blocks, n);
 		return CUVMM_OK;
 	case CUVMM_PASS: {
 		ENTERED(goFree(pool, (uintptr_t)block, e));

@@ -4,7 +4,7 @@ package main
 //
 // Notes for readers of the source. A request of a C program or of PyTorch that entered Go
 // would take a microsecond, and keep the runtime's monitor thread awake. So the C front keeps
-// small blocks that were freed, and serves requests from them (cache.c). In the steady state of
+// blocks that were freed, and serves requests from them (cache.c). In the steady state of
 // a training loop it enters Go for nothing.
 //
 //	cuvmm_alloc ──► the driver: does the stream capture? ──► cache ──serves──► block
@@ -16,7 +16,9 @@ package main
 //
 // # What it keeps
 //
-// A block that was a slot of a slab (vmm/pool/slab.go), on a list of its stream and its class.
+// Blocks of requests up to 256 KiB, which are slots of slabs (vmm/pool/slab.go), and of larger
+// ones up to 4 MiB, which the pool then rounds up by an eighth at most (vmm/pool/front.go): each
+// on a list of its stream and its class.
 // What is freed on a stream serves the stream's next request at once, whatever the GPU does,
 // since its order is the order of use: as in a shard of the pool. So nothing waits, and a
 // thread may free what another requested. To the pool such a block is live. When it goes back
@@ -42,7 +44,8 @@ package main
 //
 //	a small request that needs a new slab       until it is served: the cache never makes a
 //	                                            pool grow
-//	a request that finds no memory              likewise, before anything is trimmed or refused
+//	a larger request that nothing free serves   it only gives back its larger blocks, at once
+//	a request that finds no memory              until it is served or refused, before anything is trimmed
 //	Trim, and pressure from outside             until that ends
 //	a capture begins, a stream closes           for a moment
 //	decay                                       for a moment in each window
@@ -61,6 +64,6 @@ package main
 //
 // A child of fork is refused before the cache is looked at, whose lock another thread of the
 // parent may have held. After a fault of the library every call enters Go, which refuses it.
-// The cache calls no signal handler and leaves errno alone. A closed pool's cache stays as an
+// The cache installs no signal handler, and leaves errno alone. A closed pool's cache stays as an
 // empty shell of a kilobyte, because a call with the old number may still be in it. At the end
 // of the process nothing is given back.

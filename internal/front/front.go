@@ -18,9 +18,9 @@ type Block struct {
 type Pool interface {
 	// SetCache puts a cache in front of the pool, which has none and serves no request yet.
 	SetCache(c Cache)
-	// Classes returns the sizes of the blocks that a cache may keep, by class, and the class of
-	// a request by its size in units of 512 bytes, rounded up.
-	Classes() (sizes []uint64, of []uint8)
+	// Classes returns the sizes of the blocks that a cache may keep, by class; the first of the
+	// large classes; and the class of a request by its size in units of 512 bytes, rounded up.
+	Classes() (sizes []uint64, large int, of []uint8)
 	// Alloc is the pool's Alloc. The class is that of the block, or -1 if no cache may keep it.
 	Alloc(bytes int, s *cuda.Stream) (b Block, class int, err error)
 	// More fills blocks of a class with what the stream has free, and returns how many. They
@@ -41,6 +41,8 @@ type Cache interface {
 	// Hold frees all that the cache has and passes every call on to the pool until release. If
 	// exact is set it also resizes what it served at another size than the pool knows.
 	Hold(exact bool) (release func())
+	// GiveLarge frees what the cache has of large classes at the moment.
+	GiveLarge()
 	// Counts returns the counts of the blocks that the cache's callers have.
 	Counts() Counts
 	ResetPeaks()

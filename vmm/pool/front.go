@@ -1,7 +1,10 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
+	"math/bits"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -14,24 +17,63 @@ import (
 type behind Pool
 
 func (b *behind) SetCache(c front.Cache) {
+	b.kept, _, b.keptOf = b.Classes()
 	b.cache.Store(&c)
 	if b.o.Track {
 		c.Hold(true) // for good: it would serve requests whose stacks nobody records
 	}
 }
 
-func (b *behind) Classes() (sizes []uint64, of []uint8) {
-	return b.classes.sizes[:b.classes.small], b.classes.of
+// A cache may also keep blocks of requests up to mostKept times as large as small ones, in
+// keptSteps classes to each power of two. Such a request takes an eighth more than it needs at
+// most, so that it can have a block that another of its class freed: caches of keys and values
+// that grow by concatenation request a bit more with each step.
+const mostKept, keptSteps = 16, 8
+
+func (b *behind) Classes() (sizes []uint64, large int, of []uint8) {
+	large = b.classes.small
+	sizes, of = slices.Clone(b.classes.sizes[:large]), slices.Clone(b.classes.of)
+	for size := b.smallMax; size < mostKept*b.smallMax; {
+		size += uint64(1) << (bits.Len64(size) - 1) / keptSteps
+		sizes = append(sizes, size)
+		for uint64(len(of)) <= size/quantum {
+			of = append(of, uint8(len(sizes)-1))
+		}
+	}
+	return sizes, large, of
+}
+
+// roundUp returns the class of a request, or -1, and makes a request one for all of its class, if that is a large one.
+func (b *behind) roundUp(w *want) (class int) {
+	if w.kind == small {
+		return w.class
+	}
+	if w.bytes > mostKept*b.smallMax {
+		return -1
+	}
+	class = int(b.keptOf[(w.bytes+quantum-1)/quantum])
+	w.size = b.kept[class]
+	return class
 }
 
 func (b *behind) Alloc(bytes int, s *cuda.Stream) (front.Block, int, error) {
-	got, err := (*Pool)(b).Alloc(Request{Bytes: bytes, Stream: s})
+	p := (*Pool)(b)
+	var w want
+	if err := p.want(&w, Request{Bytes: bytes, Stream: s}); err != nil {
+		return front.Block{}, -1, err
+	}
+	exact := w
+	class := b.roundUp(&w)
+	got, err := p.allocWant(core.StreamOf(s), &w)
+	if w.size != exact.size && (errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget)) {
+		got, err = p.allocWant(core.StreamOf(s), &exact)
+		class = -1
+	}
 	if err != nil {
 		return front.Block{}, -1, err
 	}
-	class := -1
-	if slab := got.h.home.slab; slab != nil && slab.class < b.classes.small && got.h.capture == 0 {
-		class = slab.class
+	if got.h.capture != 0 || w.kind == mid && got.h.home.slab != nil {
+		class = -1 // of an arena; in a slab that serves larger requests because memory is short
 	}
 	return front.Block{Ptr: uint64(got.ptr), Gen: got.gen, Bytes: uint64(bytes)}, class, nil
 }
@@ -39,7 +81,7 @@ func (b *behind) Alloc(bytes int, s *cuda.Stream) (front.Block, int, error) {
 // More takes from slabs that have room, and makes none.
 func (b *behind) More(class int, s *cuda.Stream, blocks []front.Block) (n int) {
 	sh, ok := core.StreamOf(s).Locals.Get(b.local).(*shard)
-	if !ok {
+	if !ok || class >= b.classes.small {
 		return 0
 	}
 	w := want{kind: small, class: class, align: quantum}

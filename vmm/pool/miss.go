@@ -305,6 +305,8 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
 	if w.kind == small {
 		defer p.aside(false)() // what a cache keeps comes before a new slab
+	} else if c := p.cache.Load(); c != nil {
+		(*c).GiveLarge()
 	}
 	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	r.lock()

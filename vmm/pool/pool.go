@@ -56,6 +56,8 @@ type Pool struct {
 	limit    atomic.Uint64
 	history  atomic.Pointer[ring]
 	cache    atomic.Pointer[front.Cache] // in front of the pool; nil for most
+	kept     []uint64                    // sizes of the classes that it keeps
+	keptOf   []uint8                     // the class, by the size in quanta, rounded up
 	places   atomic.Pointer[[]place]     // regions, and what graphs allocate, by address
 	// passes counts how often more of what was freed became free for all. It only
 	// grows, so no two changes cancel.
@@ -218,12 +220,15 @@ func (p *Pool) Alloc(r Request) (Block, error) {
 	if err := p.want(&w, r); err != nil {
 		return Block{}, err
 	}
-	st := core.StreamOf(r.Stream)
+	return p.allocWant(core.StreamOf(r.Stream), &w)
+}
+
+func (p *Pool) allocWant(st *core.Stream, w *want) (Block, error) {
 	sh, _ := st.Locals.Get(p.local).(*shard)
 	if sh == nil || sh.pool != p || st.MayCapture() {
-		return p.allocSlowly(st, w)
+		return p.allocSlowly(st, *w)
 	}
-	return p.allocFrom(sh, &w)
+	return p.allocFrom(sh, w)
 }
 
 const allocOp = "pool.Alloc"

@@ -24,7 +24,7 @@
 		}                                                           \
 	} while (0)
 
-enum { classes = 4, slots = 1 << 14, streams = 5, others = 70, threads = 4, held_most = 300, cache_bytes = 512 << 10 };
+enum { classes = 4, large_class = 2, slots = 1 << 14, streams = 5, others = 70, threads = 4, held_most = 300, cache_bytes = 512 << 10 };
 static const uint64_t sizes[classes] = {512, 1024, 2048, 4096};
 static const uint8_t of[] = {0, 0, 1, 2, 2, 3, 3, 3, 3};
 static const size_t largest = 4096;
@@ -77,6 +77,15 @@ static void put(uintptr_t p, uint64_t gen) {
 	free_lists[s->stream][s->size_class] = slot_of(p);
 }
 
+static void give_large(void) {
+	cuvmm_block room[3];
+	for (size_t n; (n = cuvmm_cache_drain(the_cache, CUVMM_LARGE, room, 3)) > 0;) {
+		for (size_t i = 0; i < n; i++) MUST(pool_slots[slot_of(room[i].ptr)].size_class >= large_class);
+		goFreeBlocks(number, room, n);
+		cuvmm_cache_moved(the_cache);
+	}
+}
+
 int32_t goAlloc(uint64_t pool, size_t bytes, uintptr_t stream, uint64_t arena, cuvmm_got *got, cuvmm_error *e) {
 	MUST(pool == number);
 	if (bytes > 1 << 20) return cuvmm_say(e, CUVMM_OUT_OF_MEMORY, "too much");
@@ -87,6 +96,7 @@ int32_t goAlloc(uint64_t pool, size_t bytes, uintptr_t stream, uint64_t arena, c
 	pthread_mutex_unlock(&pool_lock);
 	got->size_class = small ? c : CUVMM_NO_CLASS;
 	got->more = 0;
+	if (got->block.gen % 64 == 0) give_large(); // as for a miss
 	int32_t n = small ? cuvmm_cache_wants(the_cache, stream, c) : 0;
 	if (n == 0) return CUVMM_OK;
 	pthread_mutex_lock(&pool_lock);
@@ -134,7 +144,7 @@ static void hold(void) {
 	cuvmm_cache_hold(the_cache);
 	for (;;) {
 		uint32_t moving = cuvmm_cache_moving(the_cache);
-		size_t n = cuvmm_cache_drain(the_cache, 0, room, CUVMM_BATCH);
+		size_t n = cuvmm_cache_drain(the_cache, CUVMM_ALL, room, CUVMM_BATCH);
 		if (n > 0) {
 			goFreeBlocks(number, room, n);
 			cuvmm_cache_moved(the_cache);
@@ -158,7 +168,7 @@ static void hold(void) {
 int32_t goTrim(uint64_t pool, uint64_t *freed, cuvmm_error *e) {
 	(void)pool, (void)e;
 	hold();
-	size_t kept = cuvmm_cache_drain(the_cache, 0, (cuvmm_block[1]){{0}}, 1);
+	size_t kept = cuvmm_cache_drain(the_cache, CUVMM_ALL, (cuvmm_block[1]){{0}}, 1);
 	MUST(kept == 0);
 	*freed = 0;
 	cuvmm_cache_release(the_cache);
@@ -328,6 +338,12 @@ static void steps(void) {
 	uintptr_t many[200];
 	for (int i = 0; i < 200; i++) many[i] = alloc(4096, 3);
 	for (int i = 0; i < 200; i++) release(many[i]);
+	MUST(the_cache->large_bytes == the_cache->bytes);
+	release(alloc(600, 3));
+	give_large();
+	MUST(the_cache->large_bytes == 0 && the_cache->bytes > 0);
+	for (int i = 0; i < 200; i++) many[i] = alloc(4096, 3);
+	for (int i = 0; i < 200; i++) release(many[i]);
 	MUST(pool_live <= cache_bytes / 4096); // it keeps no more
 	exact(0);
 }
@@ -335,7 +351,7 @@ static void steps(void) {
 int main(int argc, char **argv) {
 	MUST(argc == 3);
 	seed = strtoull(argv[1], NULL, 10);
-	the_cache = cuvmm_cache_open(number, sizes, classes, of, sizeof of, cache_bytes, (uintptr_t)asks);
+	the_cache = cuvmm_cache_open(number, sizes, classes, large_class, of, sizeof of, cache_bytes, (uintptr_t)asks);
 	MUST(the_cache != NULL && cuvmm_cache_of(number) == the_cache && cuvmm_cache_of(number + 1) == NULL && cuvmm_cache_of(~(uint64_t)0) == NULL);
 	steps();
 	until = now() + atof(argv[2]);
