@@ -50,6 +50,9 @@ static inline void *cuvmm_host(const void *p) { return (uintptr_t)p < 4096 ? NUL
 void cuvmm_call_host_func(uintptr_t f, uintptr_t data);
 void cuvmm_call_callback(uintptr_t f, uintptr_t s, int32_t status, uintptr_t data);
 
+// Has what the software driver saw reported when the program ends.
+void cuvmm_report_at_exit(void);
+
 int32_t cuGetProcAddress_v2(const char *name, void **function, int32_t version, uint64_t flags, int32_t *status);
 
 #endif

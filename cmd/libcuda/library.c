@@ -8,6 +8,7 @@
 #include "_cgo_export.h"
 
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 // A note in the file, by which csrc recognises this library without opening it.
@@ -26,6 +27,12 @@ static __thread int known, in_host_func;
 static void in_child(void) { forked = 1; }
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
+
+static void report(void) {
+    if (!forked) cuvmm_report();
+}
+
+void cuvmm_report_at_exit(void) { atexit(report); }
 
 // The calls that a host function may make, as measured with release 580 of the vendor's
 // driver: calls that find their context by the stream, event or graph that they are given,

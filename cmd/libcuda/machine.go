@@ -42,6 +42,7 @@ var machine struct {
 	once sync.Once
 	d    driver.Foreign
 	lack driver.Result // without one
+	m    *sim.Machine  // of the environment
 }
 
 // use makes the calls use a test's machine.
@@ -68,7 +69,8 @@ func opened() (driver.Foreign, driver.Result) {
 			machine.lack = driver.SystemNotReady
 			return
 		}
-		machine.d = driver.Of(m).Foreign()
+		machine.d, machine.m = driver.Of(m).Foreign(), m
+		C.cuvmm_report_at_exit()
 	})
 	if machine.d == nil {
 		return nil, machine.lack

@@ -12,10 +12,13 @@
 // It exports the entry points that internal/driver's table lists, those for the
 // thread's stack of contexts, cuGetProcAddress, cuGetErrorName and
 // cuGetErrorString, and keeps the real driver's rules as cuda/sim does. What
-// belongs to a thread (contexts, the capture mode) belongs to the caller's.
+// belongs to a thread (contexts, the capture mode) belongs to the caller's. It also has
+// calls that existing programs look up and cuvmm never makes (composed.c, clients.c);
+// docs/testing.md lists them.
 //
 // The environment describes the machine: CUVMM_SIM and CUVMM_SIM_FAULTS, as
-// cuda/sim documents them. Processes whose machine has a folder are on one
+// cuda/sim documents them; CUDA_VISIBLE_DEVICES hides devices by their numbers; and
+// CUVMM_REPORT names a file for what the driver saw. Processes whose machine has a folder are on one
 // machine, in whatever language: a Go program that finds this library in place
 // of the vendor's does not open it, but joins the machine with its own software
 // driver.
