@@ -33,6 +33,7 @@ func TestHeadersAreChecked(t *testing.T) {
 		"nothing":                        {nil, "", "0 bytes"},
 		"less than a length":             {make([]byte, 7), "", "7 bytes"},
 		"a header beyond the file":       {binary.LittleEndian.AppendUint64(nil, 9), "", "a header of 9 bytes in a file of 8 bytes"},
+		"a header that is cut":           {binary.LittleEndian.AppendUint64(nil, 4), "", "a header of 4 bytes in a file of 8 bytes"},
 		"a header beyond the format":     {binary.LittleEndian.AppendUint64(nil, 100_000_001), "", "100000001 bytes, where the format allows 100000000"},
 		"a length that wraps":            {append(binary.LittleEndian.AppendUint64(nil, 1<<63+8), make([]byte, 64)...), "", "the format allows"},
 		"an empty header":                {withData("", 0), "", "begin with {"},

@@ -415,15 +415,17 @@ func TestALoadIsCanceled(t *testing.T) {
 // Suspended memory gets its bytes from the files again, in whatever runs it comes back.
 func TestASourceOfSuspendedMemory(t *testing.T) {
 	tensors := assorted()
-	path := write(t, "model.safetensors", fileOf(tensors, nil))
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
 		g := on(t, d)
-		m := open(t, path)
+		b := g.buffer(12*mib + 777) // bytes behind the layout are no one's
+		m := open(t, write(t, "model.safetensors", fileOf(tensors, nil)))
 		l, err := m.Layout(0)
 		require.NoError(t, err)
-		b := g.buffer(l.Bytes + 5*mib) // bytes behind the layout are no one's
 		made, err := m.LoadAll(t.Context(), load.Options{}, g.stream, l, b.Ptr(), b.Len())
 		require.NoError(t, err)
+		path := filepath.Join(t.TempDir(), "saved.safetensors") // with digests
+		require.NoError(t, load.SaveSafetensors(t.Context(), load.SaveOptions{}, g.stream, path, load.SavingsOf(made, b.Ptr())...))
+		m = open(t, path)
 		source, err := m.Source(load.Options{}, made)
 		require.NoError(t, err)
 		for range 2 {
@@ -433,6 +435,16 @@ func TestASourceOfSuspendedMemory(t *testing.T) {
 			require.NoError(t, z.Resume(t.Context()))
 			g.holds(made, b.Ptr(), tensors)
 		}
+		r := rand.New(rand.NewPCG(1, 3))
+		g.write(b.Ptr(), bytes.Repeat([]byte{0xee}, b.Len()))
+		for at := 0; at < b.Len(); {
+			n := min(1+r.IntN(3*mib), b.Len()-at)
+			require.NoError(t, source.Fill(t.Context(), g.stream, b, b.Ptr()+cuda.Ptr(at), n))
+			at += n
+		}
+		g.holds(made, b.Ptr(), tensors)
+		require.Equal(t, bytes.Repeat([]byte{0xee}, b.Len()-l.Bytes), g.read(b.Ptr()+cuda.Ptr(l.Bytes), b.Len()-l.Bytes))
+
 		z, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{Source: source}, b)
 		require.NoError(t, err)
 		require.NoError(t, os.Chtimes(path, time.Time{}, time.Now().Add(time.Hour)))
