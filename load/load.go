@@ -3,6 +3,7 @@ package load
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -113,7 +114,8 @@ func (o Options) watched(sys *core.System, f func(*bulk.Meter) error) error {
 // It returns a digest of each part ("crc32c:0a1b2c3d"), in the order of the parts, and compares those of whole
 // tensors with the file's, if that has some (ErrDigest). A file that was written since it was
 // opened is an error (ErrChanged). After an error the contents of the memory are undefined. When
-// ctx ends Load returns once the reads under way have; nothing is left behind.
+// ctx ends Load returns once the reads under way have. Copies that it submitted may be in flight then:
+// later work on the stream comes behind them, as does the closing of the memory.
 //
 // Load only knows addresses: the memory must not be closed, shortened or suspended meanwhile.
 func (m *Model) Load(ctx context.Context, o Options, on *cuda.Stream, parts ...Part) (digests []string, err error) {
@@ -303,10 +305,20 @@ func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it
 		return err
 	}
 	return l.compared(o, func() error {
-		return o.watched(st.Ctx.System(), func(meter *bulk.Meter) error {
-			return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, bulk.Options{Op: l.op, After: []*core.Stream{st}, Meter: meter, Threads: o.Threads})
-		})
+		return o.copies(l.op, st, func(b bulk.Options) error { return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, b) })
 	}, f)
+}
+
+// copies runs copies that come after the work on the stream, and are seen by Progress. Copies
+// that are in flight behind an error come before the stream's later work.
+func (o Options) copies(op string, st *core.Stream, copy func(bulk.Options) error) error {
+	err := o.watched(st.Ctx.System(), func(m *bulk.Meter) error {
+		return copy(bulk.Options{Op: op, After: []*core.Stream{st}, Meter: m, Threads: o.Threads})
+	})
+	if err != nil {
+		err = errors.Join(err, st.AfterUnsettled(op))
+	}
+	return err
 }
 
 // compared has read read everything, requires that no file changed meanwhile, compares the

@@ -18,7 +18,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/bulk"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/disk"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -80,9 +79,7 @@ func SaveSafetensors(ctx context.Context, o SaveOptions, on *cuda.Stream, path s
 	if s.file, err = disk.Replace(filepath.Dir(path), filepath.Base(path), s.start+s.bytes); err != nil {
 		return saveError(op, path, err)
 	}
-	err = in.watched(st.Ctx.System(), func(meter *bulk.Meter) error {
-		return bulk.Of(st.Ctx).Drain(ctx, s.from, s.write, bulk.Options{Op: op, After: []*core.Stream{st}, Meter: meter, Threads: o.Threads})
-	})
+	err = in.copies(op, st, func(b bulk.Options) error { return bulk.Of(st.Ctx).Drain(ctx, s.from, s.write, b) })
 	if err == nil {
 		err = s.writeHeader()
 	}
