@@ -67,3 +67,28 @@ package main
 // The cache installs no signal handler, and leaves errno alone. A closed pool's cache stays as an
 // empty shell of a kilobyte, because a call with the old number may still be in it. At the end
 // of the process nothing is given back.
+//
+// # What graph trees would need
+//
+// torch.compile with mode="reduce-overhead" captures a tree of graphs in one memory pool: before
+// it captures or replays another branch it sets the pool back to what it was behind the parent's
+// graph. An arena would need four operations; none is built.
+//
+//   - Whether the live blocks of an arena are exactly those of a list of addresses
+//     (checkPoolLiveAllocations). Its shards know that.
+//   - A checkpoint (getCheckpointState): for each span and slab of its shards the blocks with
+//     their addresses, sizes and classes, in order, and what is live. It holds no memory: an
+//     arena's chunks never move or leave while a graph is there.
+//   - To set a checkpoint back (setCheckpointPoolState): every live block is made stale, waiting
+//     ones are settled, since the tree orders its graphs; then each live block of the checkpoint
+//     is made again at its address: an extent carved out at a given place, a slot taken by its
+//     number, in a slab that has its chunk and class back. The caller gets the addresses that
+//     were freed and made, and PyTorch ends the tensors that had the former without freeing
+//     them. Later frees of these addresses belong to the blocks made anew, so the table of the
+//     cache must be replaced in the same step.
+//   - A capture that begins in an arena with live blocks of the checkpoint, whose free blocks
+//     serve any of its streams: as sealed epochs do now for what the capture before left.
+//
+// PyTorch 2.11 asks its allocator for the three by virtual functions that a pluggable allocator
+// raises in, and has no setters for. A shim compiled against its headers, as the one of
+// own_error, would have to stand in for the whole allocator.

@@ -27,6 +27,7 @@ namespace {
 using Mempool = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(void *)>;
 using Throw = void (*)(const char *message);
+using Allocated = void (*)(int device, void *block);
 
 // Begun is a capture, or several, whose streams a filter of PyTorch's recognises.
 struct Begun {
@@ -44,6 +45,7 @@ struct State {
 	std::atomic<int> end{0};                    // one more than the last device with a pool
 	std::atomic<bool> ending{false};
 	std::atomic<Throw> throw_with{nullptr};
+	std::atomic<Allocated> allocated{nullptr};
 
 	std::mutex opening;
 	uint64_t history = 0; // events that a new pool keeps; under opening
@@ -136,6 +138,8 @@ void *cuvmm_torch_alloc(ssize_t size, int device, void *stream) {
 	void *block = nullptr;
 	Error e;
 	if (cuvmm_alloc(pool_of(device), size, stream, arena_of(device, stream), &block, &e) != CUVMM_OK) fail(e);
+	Allocated note = state.allocated.load(std::memory_order_acquire);
+	if (note != nullptr && !state.ending) note(device, block); // which may wait for Python
 	return block;
 }
 
@@ -235,6 +239,9 @@ uint64_t cuvmm_torch_pool(int device) { return opened(device); }
 // cuvmm_torch_throw_with sets the function that throws PyTorch's out-of-memory error, and
 // does not return. Without one the error is a std::runtime_error.
 void cuvmm_torch_throw_with(Throw t) { state.throw_with.store(t, std::memory_order_release); }
+
+// cuvmm_torch_allocated sets a function that is called behind each allocation, or none.
+void cuvmm_torch_allocated(Allocated note) { state.allocated.store(note, std::memory_order_release); }
 
 void cuvmm_torch_begin(int device, Mempool id, Filter filter) {
 	refuse_child();

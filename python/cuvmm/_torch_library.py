@@ -117,6 +117,7 @@ def load(path: str) -> ctypes.CDLL:
             function = getattr(lib, name)
             function.argtypes, function.restype = types + [POINTER(CError)], c_int32
         lib.cuvmm_torch_pool.argtypes, lib.cuvmm_torch_pool.restype = [c_int32], c_uint64
+        lib.cuvmm_torch_allocated.argtypes, lib.cuvmm_torch_allocated.restype = [c_void_p], None
         lib.cuvmm_torch_throw_with.argtypes, lib.cuvmm_torch_throw_with.restype = [c_void_p], None
         atexit.register(lib.cuvmm_torch_ending)
         _library = lib

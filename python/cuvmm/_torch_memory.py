@@ -10,9 +10,11 @@ from ctypes import byref, c_uint64
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _torch_library as library
+from ._torch_stacks import Stacks
 from .errors import ArgumentError, NotSupported
 
 _COUNTS = ("current", "peak", "allocated", "freed")
+_stacks = Stacks()
 _since: Dict[int, Dict[str, int]] = {}  # by device: the totals at the last reset_accumulated_memory_stats
 
 
@@ -144,12 +146,13 @@ def _total(device: int) -> int:
 
 
 def _snapshot(device: Any = None, augment_with_fx_traces: bool = False) -> Dict[str, Any]:
-    """The memory of the pool and of :func:`cuvmm.torch.pool` in the form of PyTorch's snapshots, for all devices. Stacks are missing:
-    the pool does not see Python's."""
+    """The memory of the pool and of :func:`cuvmm.torch.pool` in the form of PyTorch's snapshots, for all devices. While a history is kept,
+    allocations and live blocks have Python's stacks; frees have none."""
     whole: Dict[str, Any] = {"segments": [], "device_traces": [], "allocator_settings": {}, "external_annotations": []}
     text = library.read("cuvmm_torch_snapshot")
     if text:  # there is a pool
         whole.update(pickle.loads(text))
+        _stacks.annotate(whole)
     return whole
 
 
@@ -159,12 +162,14 @@ def memory_snapshot(mempool_id: Any = None, include_traces: bool = True) -> List
     return segments if mempool_id is None else [s for s in segments if tuple(s["segment_pool_id"]) == tuple(mempool_id)]
 
 
-def _record_memory_history(enabled: Optional[str] = "all", *args: Any, max_entries: int = 1 << 16, **options: Any) -> None:
-    """Keeps the latest ``max_entries`` allocations and frees, at most 2^20, for :func:`_snapshot`; with None it stops. Options about stacks
-    are ignored."""
+def _record_memory_history(enabled: Optional[str] = "all", context: Optional[str] = "all", *args: Any, max_entries: int = 1 << 16, **options: Any) -> None:
+    """Keeps the latest ``max_entries`` allocations and frees, at most 2^20, for :func:`_snapshot`, with Python's stacks unless ``context`` is
+    None; with ``enabled=None`` it stops. A stack costs some microseconds. Stacks of C++ are not kept."""
     if isinstance(enabled, bool):  # the older form: whether to record
         enabled = "all" if enabled else None
-    library.call("cuvmm_torch_history", 0 if enabled is None or enabled == "state" else min(max_entries, 1 << 20))
+    events = 0 if enabled is None or enabled == "state" else min(max_entries, 1 << 20)
+    library.call("cuvmm_torch_history", events)
+    _stacks.record(events if context is not None else 0)
 
 
 def caching_allocator_enable(value: bool = True) -> None:

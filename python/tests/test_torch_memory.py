@@ -150,11 +150,39 @@ class TorchMemory(unittest.TestCase):
         self.assertEqual(events, [("alloc", 0), ("alloc", 777), ("free_requested", 777), ("free_completed", 777)])
         block = [b for g in self.torch.cuda.memory_snapshot() for b in g["blocks"] if b["address"] == p]
         self.assertEqual([(b["state"], b["requested_size"]) for b in block], [("active_allocated", 2 * MIB)])
+        trace = s["device_traces"][0]
+        for frames in (block[0]["frames"], trace[0]["frames"], trace[1]["frames"]):
+            self.assertEqual((frames[0]["name"], frames[0]["filename"]), ("test_history_and_snapshots", __file__))
+        self.assertEqual(trace[1]["frames"][0]["line"], trace[0]["frames"][0]["line"] + 1)
+        self.assertEqual(trace[2]["frames"], [])
         self.assertEqual(self.torch.cuda.memory_snapshot(mempool_id=(5, 5)), [])
         self.torch.cuda.memory._record_memory_history(enabled=None)
         self.assertEqual(self.torch.cuda.memory._snapshot()["device_traces"][0], [])
         self.allocator.free(p, 2 * MIB, 0, None)
         self.assertIn("segments", self.front.snapshot())
+
+    def test_stacks_belong_to_their_allocations(self) -> None:
+        record = self.torch.cuda.memory._record_memory_history
+        record(max_entries=6)
+
+        def again() -> int:
+            p: int = self.allocator.alloc(777, 0, None)
+            return p
+
+        old = self.allocator.alloc(777, 0, None)
+        self.allocator.free(old, 777, 0, None)
+        live = [again() for _ in range(3)]
+        self.assertEqual(live[0], old)
+        trace = self.torch.cuda.memory._snapshot()["device_traces"][0]
+        names = [(e["addr"], e["frames"][0]["name"]) for e in trace if e["action"] == "alloc"]
+        self.assertEqual(names, [(old, "test_stacks_belong_to_their_allocations")] + [(p, "again") for p in live])
+        self.allocator.free(old, 777, 0, None)
+        record(context=None)
+        p = self.allocator.alloc(777, 0, None)
+        self.assertEqual([e["frames"] for e in self.torch.cuda.memory._snapshot()["device_traces"][0]], [[]])
+        record(enabled=None)
+        for q in [p] + live[1:]:
+            self.allocator.free(q, 777, 0, None)
 
     def test_a_limit(self) -> None:
         cuda = self.torch.cuda

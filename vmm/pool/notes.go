@@ -143,6 +143,13 @@ package pool
 // pools first (underPressure). While it does, it ignores that call for its own
 // request, or it would give back the chunks that the request has gathered.
 //
+// # A cache in front
+//
+// libcuvmm keeps freed blocks in C, in front of a pool (front.go): to the pool they are live.
+// The pool has the cache stand aside and give them back (Pool.aside) before that would show:
+// before it makes a slab, trims, refuses or reads its blocks, and while it keeps a history. The
+// cache counts for both. cmd/libcuvmm/notes.go has the rest.
+//
 // # Failure
 //
 // Growing rolls back. New chunks that could not be mapped are idle, and serve the next
