@@ -126,7 +126,9 @@ int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, v
 	ENTERED(goAlloc(pool, bytes, (uintptr_t)stream, arena, &got, e));
 	if (status != CUVMM_OK) return status;
 	c = cuvmm_cache_of(pool);
-	if (!cuvmm_cache_adopt(c, (uintptr_t)stream, &got)) {
+	int adopted = cuvmm_cache_adopt(c, (uintptr_t)stream, &got);
+	errno = saved; // which the host's allocator may change
+	if (!adopted) {
 		if (got.more > 0) give_back(c, pool, got.extra, (size_t)got.more);
 		goFree(pool, got.block.ptr, NULL);
 		return cuvmm_say(e, CUVMM_OUT_OF_MEMORY, "the host has no memory for the list of blocks");

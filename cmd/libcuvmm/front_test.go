@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
@@ -343,4 +344,17 @@ func TestAClosedStreamLeavesNothingInTheCache(t *testing.T) {
 		require.EqualValues(t, cInvalid, cFree(w.handle, again.ptr), "freed twice")
 		require.EqualValues(t, cInvalid, cFree(w.handle, kept.ptr))
 	})
+}
+
+// A lost device is said by the next request, whatever is cached; freeing goes on.
+func TestALostDeviceServesNothingCached(t *testing.T) {
+	m, sys := sim.Open(t)
+	w := newWorld(t, sys.Devices()[0], 1)
+	cached, live := w.alloc(1000, 0), w.alloc(1000, 0)
+	w.free(cached)
+	m.Inject(sim.Fault{Call: "cuStreamIsCapturing", Times: -1, Result: 719})
+	_, status := cAlloc(w.handle, 1000, w.streams[0].Handle())
+	require.EqualValues(t, cLost, status)
+	w.free(live)
+	m.ClearFaults()
 }
