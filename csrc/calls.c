@@ -256,6 +256,23 @@ int32_t cuvmm_MemFreeAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t p, uintptr_
     return result;
 }
 
+cuvmm_value cuvmm_DeviceGetDefaultMemPool(cuvmm_driver drv, int32_t d) {
+    uintptr_t pool = 0;
+    CUVMM_CALL(drv, 0, cuDeviceGetDefaultMemPool, (&pool, d));
+    return (cuvmm_value){(uint64_t)pool, result};
+}
+
+cuvmm_value cuvmm_MemPoolGetAttribute(cuvmm_driver drv, uintptr_t pool, int32_t a) {
+    uint64_t value = 0;
+    CUVMM_CALL(drv, 0, cuMemPoolGetAttribute, (pool, a, &value));
+    return (cuvmm_value){(uint64_t)value, result};
+}
+
+int32_t cuvmm_MemPoolTrimTo(cuvmm_driver drv, uintptr_t pool, size_t keep) {
+    CUVMM_CALL(drv, 0, cuMemPoolTrimTo, (pool, keep));
+    return result;
+}
+
 cuvmm_pair cuvmm_MemGetInfo(cuvmm_driver drv, uintptr_t ctx) {
     size_t free = 0;
     size_t total = 0;

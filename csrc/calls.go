@@ -216,6 +216,20 @@ func (t *table) MemFreeAsync(c driver.Context, p driver.Ptr, s driver.Stream) dr
 	return driver.Result(C.cuvmm_MemFreeAsync(t.c, C.uintptr_t(c), C.uint64_t(p), C.uintptr_t(s)))
 }
 
+func (t *table) DeviceGetDefaultMemPool(d driver.Device) (pool driver.MemPool, r driver.Result) {
+	got := C.cuvmm_DeviceGetDefaultMemPool(t.c, C.int32_t(d))
+	return driver.MemPool(got.value), driver.Result(got.result)
+}
+
+func (t *table) MemPoolGetAttribute(pool driver.MemPool, a driver.MemPoolAttribute) (value uint64, r driver.Result) {
+	got := C.cuvmm_MemPoolGetAttribute(t.c, C.uintptr_t(pool), C.int32_t(a))
+	return uint64(got.value), driver.Result(got.result)
+}
+
+func (t *table) MemPoolTrimTo(pool driver.MemPool, keep uint64) driver.Result {
+	return driver.Result(C.cuvmm_MemPoolTrimTo(t.c, C.uintptr_t(pool), C.size_t(keep)))
+}
+
 func (t *table) MemGetInfo(c driver.Context) (free uint64, total uint64, r driver.Result) {
 	got := C.cuvmm_MemGetInfo(t.c, C.uintptr_t(c))
 	return uint64(got.first), uint64(got.second), driver.Result(got.result)

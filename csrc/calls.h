@@ -6,7 +6,7 @@
 #define CUVMM_CALLS_H
 
 // The place of cuCtxPopCurrent in the table of entry points: behind the calls.
-enum { CUVMM_POP = 112 };
+enum { CUVMM_POP = 115 };
 
 int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);
@@ -53,6 +53,9 @@ cuvmm_value cuvmm_MemAlloc(cuvmm_driver drv, uintptr_t ctx, size_t n);
 int32_t cuvmm_MemFree(cuvmm_driver drv, uintptr_t ctx, uint64_t p);
 cuvmm_value cuvmm_MemAllocAsync(cuvmm_driver drv, uintptr_t ctx, size_t n, uintptr_t s);
 int32_t cuvmm_MemFreeAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t p, uintptr_t s);
+cuvmm_value cuvmm_DeviceGetDefaultMemPool(cuvmm_driver drv, int32_t d);
+cuvmm_value cuvmm_MemPoolGetAttribute(cuvmm_driver drv, uintptr_t pool, int32_t a);
+int32_t cuvmm_MemPoolTrimTo(cuvmm_driver drv, uintptr_t pool, size_t keep);
 cuvmm_pair cuvmm_MemGetInfo(cuvmm_driver drv, uintptr_t ctx);
 cuvmm_pointer cuvmm_MemHostAlloc(cuvmm_driver drv, uintptr_t ctx, size_t n, uint32_t flags);
 int32_t cuvmm_MemFreeHost(cuvmm_driver drv, uintptr_t ctx, void *p);

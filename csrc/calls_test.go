@@ -421,6 +421,24 @@ var rows = map[driver.Call]row{
 		do:   func(d driver.Driver, c driver.Context) []any { return []any{d.MemFreeAsync(c, ptr, stream)} },
 		args: le(ptr, stream), takes: true,
 	},
+	driver.CallDeviceGetDefaultMemPool: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			v, r := d.DeviceGetDefaultMemPool(device)
+			return []any{v, r}
+		},
+		args: le(int32(5)), values: []any{driver.MemPool(0x5000000007)},
+	},
+	driver.CallMemPoolGetAttribute: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			v, r := d.MemPoolGetAttribute(1<<40, driver.MemPoolUsed)
+			return []any{v, r}
+		},
+		args: le(uint64(1<<40), int32(7)), values: []any{uint64(0x1300000000)},
+	},
+	driver.CallMemPoolTrimTo: {
+		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.MemPoolTrimTo(1<<40, 1<<33)} },
+		args: le(uint64(1<<40), uint64(1<<33)),
+	},
 	driver.CallMemGetInfo: {
 		do: func(d driver.Driver, c driver.Context) []any {
 			free, total, r := d.MemGetInfo(c)

@@ -99,6 +99,12 @@ package csrc
 #cgo nocallback cuvmm_MemAllocAsync
 #cgo noescape cuvmm_MemFreeAsync
 #cgo nocallback cuvmm_MemFreeAsync
+#cgo noescape cuvmm_DeviceGetDefaultMemPool
+#cgo nocallback cuvmm_DeviceGetDefaultMemPool
+#cgo noescape cuvmm_MemPoolGetAttribute
+#cgo nocallback cuvmm_MemPoolGetAttribute
+#cgo noescape cuvmm_MemPoolTrimTo
+#cgo nocallback cuvmm_MemPoolTrimTo
 #cgo noescape cuvmm_MemGetInfo
 #cgo nocallback cuvmm_MemGetInfo
 #cgo noescape cuvmm_MemHostAlloc

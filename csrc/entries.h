@@ -58,6 +58,9 @@ typedef struct {
     int32_t (*cuMemFree)(uint64_t p);
     int32_t (*cuMemAllocAsync)(uint64_t *p, size_t n, uintptr_t s);
     int32_t (*cuMemFreeAsync)(uint64_t p, uintptr_t s);
+    int32_t (*cuDeviceGetDefaultMemPool)(uintptr_t *pool, int32_t d);
+    int32_t (*cuMemPoolGetAttribute)(uintptr_t pool, int32_t a, uint64_t *value);
+    int32_t (*cuMemPoolTrimTo)(uintptr_t pool, size_t keep);
     int32_t (*cuMemGetInfo)(size_t *free, size_t *total);
     int32_t (*cuMemHostAlloc)(void **p, size_t n, uint32_t flags);
     int32_t (*cuMemFreeHost)(void *p);

@@ -25,6 +25,7 @@ var withoutRows = map[driver.Call]string{
 	driver.CallStreamIsCapturing: codeSays, driver.CallStreamGetCaptureInfo: codeSays, driver.CallStreamBeginCapture: codeSays, driver.CallStreamEndCapture: codeSays,
 	driver.CallGraphInstantiate: codeSays, driver.CallGraphLaunch: codeSays, driver.CallGraphDestroy: codeSays, driver.CallGraphExecDestroy: codeSays,
 	driver.CallEventCreate: codeSays, driver.CallEventRecord: codeSays, driver.CallEventQuery: codeSays, driver.CallEventSynchronize: codeSays, driver.CallEventDestroy: codeSays,
+	driver.CallDeviceGetDefaultMemPool: codeSays, driver.CallMemPoolGetAttribute: codeSays, driver.CallMemPoolTrimTo: codeSays,
 	driver.CallMemFree: codeSays, driver.CallMemAllocAsync: codeSays, driver.CallMemFreeAsync: codeSays, driver.CallMemGetInfo: codeSays, driver.CallMemFreeHost: codeSays,
 	driver.CallMemHostUnregister: codeSays, driver.CallMemHostGetDevicePointer: codeSays,
 	driver.CallMemAddressFree: codeSays, driver.CallMemRelease: codeSays, driver.CallMemUnmap: codeSays, driver.CallMemGetAccess: codeSays,

@@ -55,6 +55,10 @@ type SuspendOptions struct {
 	Keep Keep
 	// Source, if it is not nil, writes the bytes anew within Resume, and nothing is kept.
 	Source Source
+	// TrimPools gives back what the devices' default memory pools have and do not use, when the
+	// memory has gone: that of other libraries of this process that allocate in stream order, which
+	// take it from the driver again when they need it.
+	TrimPools bool
 }
 
 // Source brings the contents of memory that was suspended.
@@ -206,6 +210,9 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 		return suspend.Options{}, errs.Invalid(op, "SourceAt of a nil reader", "pass a reader, or nil for Source")
 	}
 	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Lack: lackOf}
+	if o.TrimPools {
+		in.After = func() { trimPools(all) }
+	}
 	if o.Source == nil {
 		return in, nil
 	}
@@ -320,6 +327,8 @@ type Report struct {
 	// Out and In are how long Preview expects the copies to take, at the rates of the latest
 	// ones. They are 0 before the first, and in other reports.
 	Out, In time.Duration
+	// Outside has an entry for each device of the memory: what else is taken of it now.
+	Outside []Outside
 }
 
 // Held is the memory of one object. Memory that several share counts for the first of them.
@@ -376,5 +385,6 @@ func reportOf(in suspend.Report) (r Report) {
 		r.Given += out.Given
 		r.Held += out.Asked - out.Given
 	}
+	r.Outside = outsideOf(in.Members)
 	return r
 }

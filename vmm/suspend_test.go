@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/csrc/kernels"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
@@ -881,4 +882,60 @@ func TestResumeAsksTheOwnersOfItsBudget(t *testing.T) {
 	defer remove()
 	require.NoError(t, s.Resume(context.Background()))
 	require.Equal(t, 1, asked)
+}
+
+// Default pools are trimmed on request alone, and a driver that refuses does no harm.
+func TestPoolsAreTrimmedOnRequest(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(1)
+	for i, o := range []vmm.SuspendOptions{{}, {TrimPools: true}, {TrimPools: true, Keep: vmm.Drop}} {
+		w.m.Inject(sim.Fault{Call: "cuMemPoolTrimTo", Result: code})
+		s, err := vmm.Suspend(w.ctx(), o, b)
+		require.NoError(t, err)
+		require.Equal(t, i, w.m.Count("cuMemPoolTrimTo"))
+		require.NoError(t, s.Resume(w.ctx()))
+	}
+	w.m.ClearFaults()
+}
+
+// A report says what else is taken of each device, and what other libraries allocate in stream
+// order is among it.
+func TestWhatLiesOutside(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		const n = 8 << 20
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n, Chunks: vmm.FixedChunks(2 << 20)})
+		require.NoError(t, err)
+		closed(t, b)
+		stays, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n, Chunks: vmm.FixedChunks(2 << 20)})
+		require.NoError(t, err)
+		closed(t, stays)
+		require.NoError(t, errors.Join(b.Resize(nil, n), stays.Resize(nil, n)))
+		c, err := core.ContextOf(testOp, d)
+		require.NoError(t, err)
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		closed(t, s)
+		drv := c.System().Drv
+		p, r := drv.MemAllocAsync(c.Handle, n, driver.Stream(s.Handle()))
+		require.Equal(t, driver.Success, r)
+		require.NoError(t, s.Synchronize())
+
+		z, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{TrimPools: true}, b)
+		require.NoError(t, err)
+		outside := z.Report().Outside
+		require.Len(t, outside, 1)
+		o := outside[0]
+		require.Equal(t, o.Total, d.TotalMemory())
+		require.GreaterOrEqual(t, o.Own, n, "the other buffer")
+		require.GreaterOrEqual(t, o.PoolUsed, n)
+		require.GreaterOrEqual(t, o.Pool, o.PoolUsed)
+		require.Equal(t, o.Total, o.Free+o.Own+o.Pool+o.Rest)
+		require.Equal(t, driver.Success, drv.MemFreeAsync(c.Handle, p, driver.Stream(s.Handle())))
+		require.NoError(t, s.Synchronize())
+		after := z.Report().Outside[0]
+		require.Equal(t, o.PoolUsed-n, after.PoolUsed)
+		require.NoError(t, z.Resume(t.Context()))
+		require.GreaterOrEqual(t, z.Report().Outside[0].Own, o.Own+n)
+	})
 }

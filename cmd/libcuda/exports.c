@@ -241,6 +241,21 @@ int32_t cuMemFreeAsync(uint64_t p, uintptr_t s) {
     return r != 0 ? r : cuvmm_sim_MemFreeAsync(p, s);
 }
 
+int32_t cuDeviceGetDefaultMemPool(uintptr_t *pool, int32_t d) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_DeviceGetDefaultMemPool(pool, d);
+}
+
+int32_t cuMemPoolGetAttribute(uintptr_t pool, int32_t a, uint64_t *value) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_MemPoolGetAttribute(pool, a, value);
+}
+
+int32_t cuMemPoolTrimTo(uintptr_t pool, size_t keep) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_MemPoolTrimTo(pool, keep);
+}
+
 int32_t cuMemGetInfo_v2(size_t *free, size_t *total) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_MemGetInfo(free, total);
@@ -620,6 +635,9 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuMemFree", 3020, (cuvmm_function)cuMemFree_v2},
     {"cuMemAllocAsync", 11020, (cuvmm_function)cuMemAllocAsync},
     {"cuMemFreeAsync", 11020, (cuvmm_function)cuMemFreeAsync},
+    {"cuDeviceGetDefaultMemPool", 11020, (cuvmm_function)cuDeviceGetDefaultMemPool},
+    {"cuMemPoolGetAttribute", 11020, (cuvmm_function)cuMemPoolGetAttribute},
+    {"cuMemPoolTrimTo", 11020, (cuvmm_function)cuMemPoolTrimTo},
     {"cuMemGetInfo", 3020, (cuvmm_function)cuMemGetInfo_v2},
     {"cuMemHostAlloc", 2020, (cuvmm_function)cuMemHostAlloc},
     {"cuMemFreeHost", 2000, (cuvmm_function)cuMemFreeHost},

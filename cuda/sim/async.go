@@ -170,3 +170,56 @@ func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driv
 	}
 	return r
 }
+
+// DeviceGetDefaultMemPool returns the pool that MemAllocAsync takes from. Its handle is the device's
+// number and 1.
+func (a *api) DeviceGetDefaultMemPool(d driver.Device) (driver.MemPool, driver.Result) {
+	dev, r := a.enterDevice(driver.CallDeviceGetDefaultMemPool, d)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	if dev.attributes[driver.AttrMemoryPools] == 0 {
+		return 0, driver.NotSupported
+	}
+	return driver.MemPool(d + 1), driver.Success
+}
+
+// MemPoolGetAttribute returns what a pool has. Freed memory goes back to the device at once, and
+// not with the next synchronization, so what is reserved is used.
+func (a *api) MemPoolGetAttribute(pool driver.MemPool, attr driver.MemPoolAttribute) (n uint64, r driver.Result) {
+	dev, r := a.enterMemPool(driver.CallMemPoolGetAttribute, pool)
+	if r != driver.Success {
+		return 0, r
+	}
+	defer a.leave()
+	if attr != driver.MemPoolReserved && attr != driver.MemPoolUsed {
+		return 0, driver.InvalidValue
+	}
+	for b := range a.m.backing.all() {
+		if r := b.v; r.async != nil && r.lease == nil && r.context.device == dev {
+			n += r.mem.size
+		}
+	}
+	return n, driver.Success
+}
+
+// MemPoolTrimTo finds nothing to give back.
+func (a *api) MemPoolTrimTo(pool driver.MemPool, keep uint64) driver.Result {
+	if _, r := a.enterMemPool(driver.CallMemPoolTrimTo, pool); r != driver.Success {
+		return r
+	}
+	a.leave()
+	return driver.Success
+}
+
+func (a *api) enterMemPool(call driver.Call, pool driver.MemPool) (*device, driver.Result) {
+	if r := a.enter(call); r != driver.Success {
+		return nil, r
+	}
+	if dev := a.m.device(driver.Device(pool) - 1); dev != nil {
+		return dev, driver.Success
+	}
+	a.leave()
+	return nil, driver.InvalidValue
+}

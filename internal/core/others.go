@@ -30,6 +30,17 @@ const (
 	contextShare = 16
 )
 
+// Own returns how many bytes of a device's memory this System has, without managed memory, which may
+// lie anywhere. Memory that was imported twice counts twice.
+func (s *System) Own(on driver.Device) (bytes uint64) {
+	s.Live.Each(func(_ *life.Object, owner life.Owner) {
+		if o, ok := owner.(Occupant); ok {
+			bytes += o.BytesOn(on)
+		}
+	})
+	return bytes
+}
+
 // others says how much of a device others hold, if that is why the allocation failed: it
 // needs more than is free, and would succeed if they gave back what they hold beyond what
 // contexts may take. What they hold is what the driver counts as used, less the System's own
@@ -40,12 +51,7 @@ func (s *System) others(on driver.Device, l Lack) string {
 		return ""
 	}
 	_, managed := s.Live.Count(life.KindManaged)
-	own := uint64(managed)
-	s.Live.Each(func(_ *life.Object, owner life.Owner) {
-		if o, ok := owner.(Occupant); ok {
-			own += o.BytesOn(on)
-		}
-	})
+	own := uint64(managed) + s.Own(on)
 	contexts := min(mostContexts, l.Total/contextShare)
 	used := l.Total - l.Free
 	if used < own || used-own < l.Bytes-l.Free+contexts {

@@ -70,6 +70,7 @@ type (
 	GranularityOption uint32
 	DeviceAttribute   int32
 	PointerAttribute  int32
+	MemPoolAttribute  int32
 	StreamFlags       uint32
 	EventFlags        uint32
 	HostAllocFlags    uint32
@@ -200,6 +201,12 @@ func (a PointerAttribute) Bytes() int {
 	}
 	return 8
 }
+
+// Attributes of a memory pool, in bytes: what it has from the device, and what of that programs use.
+const (
+	MemPoolReserved MemPoolAttribute = 5
+	MemPoolUsed     MemPoolAttribute = 7
+)
 
 // Attachments of managed memory: to every stream of every device, to none
 // until a stream is named, or to one stream (never at the allocation).

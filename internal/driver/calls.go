@@ -50,6 +50,9 @@ const (
 	CallMemFree
 	CallMemAllocAsync
 	CallMemFreeAsync
+	CallDeviceGetDefaultMemPool
+	CallMemPoolGetAttribute
+	CallMemPoolTrimTo
 	CallMemGetInfo
 	CallMemHostAlloc
 	CallMemFreeHost
@@ -172,6 +175,9 @@ var calls = [CallCount]struct {
 	CallMemFree:                                   {"cuMemFree", 3020},
 	CallMemAllocAsync:                             {"cuMemAllocAsync", 11020},
 	CallMemFreeAsync:                              {"cuMemFreeAsync", 11020},
+	CallDeviceGetDefaultMemPool:                   {"cuDeviceGetDefaultMemPool", 11020},
+	CallMemPoolGetAttribute:                       {"cuMemPoolGetAttribute", 11020},
+	CallMemPoolTrimTo:                             {"cuMemPoolTrimTo", 11020},
 	CallMemGetInfo:                                {"cuMemGetInfo", 3020},
 	CallMemHostAlloc:                              {"cuMemHostAlloc", 2020},
 	CallMemFreeHost:                               {"cuMemFreeHost", 2000},

@@ -199,6 +199,12 @@ type Driver interface {
 	MemAllocAsync(c Context, n uint64, s Stream) (p Ptr, r Result)
 	//cu:entry 11020 cuMemFreeAsync(uint64_t p, uintptr_t s)
 	MemFreeAsync(c Context, p Ptr, s Stream) Result
+	//cu:entry 11020 cuDeviceGetDefaultMemPool(uintptr_t *pool, int32_t d)
+	DeviceGetDefaultMemPool(d Device) (pool MemPool, r Result)
+	//cu:entry 11020 cuMemPoolGetAttribute(uintptr_t pool, int32_t a, uint64_t *value)
+	MemPoolGetAttribute(pool MemPool, a MemPoolAttribute) (value uint64, r Result)
+	//cu:entry 11020 cuMemPoolTrimTo(uintptr_t pool, size_t keep)
+	MemPoolTrimTo(pool MemPool, keep uint64) Result
 	//cu:entry 3020 cuMemGetInfo_v2(size_t *free, size_t *total)
 	MemGetInfo(c Context) (free, total uint64, r Result)
 	//cu:entry 2020 cuMemHostAlloc(void **p, size_t n, uint32_t flags)
@@ -491,6 +497,7 @@ type Description struct {
 type (
 	Device    int32
 	Context   uintptr
+	MemPool   uintptr
 	Stream    uintptr
 	Event     uintptr
 	Module    uintptr

@@ -162,6 +162,9 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 	s.places, s.slept = slices.Clone(places), true
 	s.mu.Unlock()
 	s.all = p.chunks
+	if s.o.After != nil {
+		s.o.After()
+	}
 	s.SetBytes(s.account())
 	for _, at := range places {
 		at.m.Step(func() { at.step(done) })

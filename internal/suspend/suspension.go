@@ -21,6 +21,8 @@ type Options struct {
 	// Fill, if it is not nil, writes n bytes at an address of the member when its memory is
 	// back, and returns when they are there.
 	Fill func(ctx context.Context, m Member, at driver.Ptr, n uint64) error
+	// After, if it is not nil, is called when the memory has gone.
+	After func()
 	// Lack makes the error of a creation that the driver refused, or a budget (short): of
 	// the handle's bytes, one of the chunks of all bytes.
 	Lack func(op string, m Member, h *phys.Handle, all uint64, r driver.Result, short error) error

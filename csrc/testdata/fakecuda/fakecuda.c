@@ -358,6 +358,16 @@ CUresult cuMemAllocAsync(CUdeviceptr *p, size_t n, CUstream s) {
 
 CUresult cuMemFreeAsync(CUdeviceptr p, CUstream s) { return call("cuMemFreeAsync", VAL(p), VAL(s), END); }
 
+CUresult cuDeviceGetDefaultMemPool(void **pool, CUdevice dev) {
+    RETURN(call("cuDeviceGetDefaultMemPool", VAL(dev), END), *pool = (void *)0x5000000007);
+}
+
+CUresult cuMemPoolGetAttribute(void *pool, int a, void *value) {
+    RETURN(call("cuMemPoolGetAttribute", VAL(pool), VAL(a), END), *(uint64_t *)value = 0x1300000000);
+}
+
+CUresult cuMemPoolTrimTo(void *pool, size_t keep) { return call("cuMemPoolTrimTo", VAL(pool), VAL(keep), END); }
+
 CUresult cuMemGetInfo_v2(size_t *free_, size_t *total) {
     RETURN(call("cuMemGetInfo", END), *free_ = 0x1100000000; *total = 0x2300000000);
 }
@@ -714,6 +724,9 @@ static const struct {
     {"cuMemFree", 3020, cuMemFree_v2},
     {"cuMemAllocAsync", 11020, cuMemAllocAsync},
     {"cuMemFreeAsync", 11020, cuMemFreeAsync},
+    {"cuDeviceGetDefaultMemPool", 11020, cuDeviceGetDefaultMemPool},
+    {"cuMemPoolGetAttribute", 11020, cuMemPoolGetAttribute},
+    {"cuMemPoolTrimTo", 11020, cuMemPoolTrimTo},
     {"cuMemGetInfo", 3020, cuMemGetInfo_v2},
     {"cuMemHostAlloc", 2020, cuMemHostAlloc},
     {"cuMemFreeHost", 2000, cuMemFreeHost},

@@ -182,6 +182,34 @@ var running = []Case{
 		},
 	},
 	{
+		Name:  "the default memory pool of a device",
+		Says:  "counts what cuMemAllocAsync took as used and as reserved, and trimming leaves that",
+		Needs: needs(memoryPools),
+		Run: func(t *T) {
+			pool, r := t.D.DeviceGetDefaultMemPool(t.Device)
+			t.ok(r, "default pool")
+			of := func(a driver.MemPoolAttribute) uint64 {
+				n, r := t.D.MemPoolGetAttribute(pool, a)
+				t.ok(r, "attribute of a pool")
+				return n
+			}
+			before := of(driver.MemPoolUsed)
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			p, r := t.D.MemAllocAsync(t.ctx, t.chunk, s)
+			t.ok(r, "allocate")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			t.ok(t.D.MemPoolTrimTo(pool, 0), "trim")
+			if used, reserved := of(driver.MemPoolUsed), of(driver.MemPoolReserved); used < before+t.chunk || reserved < used {
+				t.Errorf("%d bytes are used and %d reserved, after %d used and %d allocated", used, reserved, before, t.chunk)
+			}
+			t.ok(t.D.MemFreeAsync(t.ctx, p, s), "free")
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			if used := of(driver.MemPoolUsed); used != before {
+				t.Errorf("%d bytes are used after the free, and were %d before", used, before)
+			}
+		},
+	},
+	{
 		Name:  "stream wait-value on pinned memory, and stream write-value to it",
 		Says:  "the stream goes on when the CPU has written the value, and the CPU sees what the stream writes",
 		Needs: needs(streamMemoryOps),
