@@ -44,6 +44,27 @@ func ExampleSuspend() {
 	// [1 2 3] true
 }
 
+// A GPU is not empty when this library's memory sleeps. The report says what the rest is.
+func ExampleOutside() {
+	dev, done := firstDevice()
+	defer done()
+	b, err := vmm.NewBuffer(dev, vmm.BufferOptions{})
+	fatal(err)
+	defer b.Close()
+	fatal(b.Resize(nil, 1000))
+
+	s, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{TrimPools: true}, b)
+	fatal(err)
+	for _, o := range s.Report().Outside {
+		fmt.Println("device", o.Device, "has", o.Own>>20, "MiB of this library, and", o.PoolUsed>>20, "MiB of its default pool in use")
+		fmt.Println(o.Free+o.Own+o.Pool+o.Rest == o.Total)
+	}
+	fatal(s.Resume(context.Background()))
+	// Output:
+	// device 0 has 0 MiB of this library, and 0 MiB of its default pool in use
+	// true
+}
+
 // SuspendAfter waits for nothing: the memory goes when the stream's work is done.
 func ExampleSuspendAfter() {
 	dev, done := firstDevice()
