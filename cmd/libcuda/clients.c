@@ -32,13 +32,10 @@ ENTRY(cuLaunchCooperativeKernel,
 ENTRY(cuMemHostGetFlags, (uint32_t *flags, void *p), cuvmm_host_flags(flags, cuvmm_host(p)))
 
 // Pools.
-ENTRY(cuDeviceGetDefaultMemPool, (uintptr_t *pool, int32_t d), cuvmm_default_pool(pool, d))
 ENTRY(cuDeviceGetMemPool, (uintptr_t *pool, int32_t d), cuvmm_current_pool(pool, d))
 ENTRY(cuDeviceSetMemPool, (int32_t d, uintptr_t pool), cuvmm_set_pool(d, pool))
 ENTRY(cuMemPoolCreate, (uintptr_t *pool, const void *props), cuvmm_create_pool(pool, (void *)props))
 ENTRY(cuMemPoolDestroy, (uintptr_t pool), cuvmm_destroy_pool(pool))
-ENTRY(cuMemPoolTrimTo, (uintptr_t pool, size_t keep), cuvmm_trim_pool(pool, keep))
-ENTRY(cuMemPoolGetAttribute, (uintptr_t pool, uint32_t attribute, void *value), cuvmm_pool_attribute(pool, attribute, value))
 ENTRY(cuMemPoolSetAttribute, (uintptr_t pool, uint32_t attribute, void *value), cuvmm_set_pool_attribute(pool, attribute, value))
 ENTRY(cuMemAllocFromPoolAsync, (uint64_t *p, size_t n, uintptr_t pool, uintptr_t s), cuvmm_alloc_from_pool(p, n, pool, s))
 
@@ -68,13 +65,10 @@ const cuvmm_export cuvmm_clients[] = {
     {"cuStreamAddCallback", 5000, (cuvmm_function)cuStreamAddCallback},
     {"cuLaunchCooperativeKernel", 9000, (cuvmm_function)cuLaunchCooperativeKernel},
     {"cuMemHostGetFlags", 2030, (cuvmm_function)cuMemHostGetFlags},
-    {"cuDeviceGetDefaultMemPool", 11020, (cuvmm_function)cuDeviceGetDefaultMemPool},
     {"cuDeviceGetMemPool", 11020, (cuvmm_function)cuDeviceGetMemPool},
     {"cuDeviceSetMemPool", 11020, (cuvmm_function)cuDeviceSetMemPool},
     {"cuMemPoolCreate", 11020, (cuvmm_function)cuMemPoolCreate},
     {"cuMemPoolDestroy", 11020, (cuvmm_function)cuMemPoolDestroy},
-    {"cuMemPoolTrimTo", 11020, (cuvmm_function)cuMemPoolTrimTo},
-    {"cuMemPoolGetAttribute", 11020, (cuvmm_function)cuMemPoolGetAttribute},
     {"cuMemPoolSetAttribute", 11020, (cuvmm_function)cuMemPoolSetAttribute},
     {"cuMemAllocFromPoolAsync", 11020, (cuvmm_function)cuMemAllocFromPoolAsync},
     {"cuIpcGetMemHandle", 4010, (cuvmm_function)cuIpcGetMemHandle},

@@ -623,49 +623,6 @@ func cuvmm_sim_MemFreeAsync(p C.uint64_t, s C.uintptr_t) C.int32_t {
 	return code(lib.MemFreeAsync(0, driver.Ptr(p), driver.Stream(s)))
 }
 
-//export cuvmm_sim_DeviceGetDefaultMemPool
-func cuvmm_sim_DeviceGetDefaultMemPool(pool *C.uintptr_t, d C.int32_t) C.int32_t {
-	if pool == nil {
-		return C.int32_t(driver.InvalidValue)
-	}
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	v0, res := lib.DeviceGetDefaultMemPool(driver.Device(d))
-	if res != driver.Success {
-		return code(res)
-	}
-	*pool = C.uintptr_t(v0)
-	return 0
-}
-
-//export cuvmm_sim_MemPoolGetAttribute
-func cuvmm_sim_MemPoolGetAttribute(pool C.uintptr_t, a C.int32_t, value *C.uint64_t) C.int32_t {
-	if value == nil {
-		return C.int32_t(driver.InvalidValue)
-	}
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	v0, res := lib.MemPoolGetAttribute(driver.MemPool(pool), driver.MemPoolAttribute(a))
-	if res != driver.Success {
-		return code(res)
-	}
-	*value = C.uint64_t(v0)
-	return 0
-}
-
-//export cuvmm_sim_MemPoolTrimTo
-func cuvmm_sim_MemPoolTrimTo(pool C.uintptr_t, keep C.size_t) C.int32_t {
-	lib, res := opened()
-	if res != driver.Success {
-		return code(res)
-	}
-	return code(lib.MemPoolTrimTo(driver.MemPool(pool), uint64(keep)))
-}
-
 //export cuvmm_sim_MemGetInfo
 func cuvmm_sim_MemGetInfo(free *C.size_t, total *C.size_t) C.int32_t {
 	if free == nil {

@@ -66,8 +66,8 @@ func withPool(pool C.uintptr_t, f func(p *memPool) driver.Result) C.int32_t {
 	return code(f(p))
 }
 
-//export cuvmm_default_pool
-func cuvmm_default_pool(pool *C.uintptr_t, d C.int32_t) C.int32_t {
+//export cuvmm_sim_DeviceGetDefaultMemPool
+func cuvmm_sim_DeviceGetDefaultMemPool(pool *C.uintptr_t, d C.int32_t) C.int32_t {
 	return devicePool(pool, driver.Device(d), func(initial uintptr) uintptr { return initial })
 }
 
@@ -156,8 +156,8 @@ func cuvmm_destroy_pool(pool C.uintptr_t) C.int32_t {
 	})
 }
 
-//export cuvmm_trim_pool
-func cuvmm_trim_pool(pool C.uintptr_t, _ C.size_t) C.int32_t {
+//export cuvmm_sim_MemPoolTrimTo
+func cuvmm_sim_MemPoolTrimTo(pool C.uintptr_t, _ C.size_t) C.int32_t {
 	return withPool(pool, func(*memPool) driver.Result { return driver.Success })
 }
 
@@ -169,8 +169,9 @@ const (
 	lastPoolAttribute     = 8
 )
 
-//export cuvmm_pool_attribute
-func cuvmm_pool_attribute(pool C.uintptr_t, attribute C.uint32_t, value unsafe.Pointer) C.int32_t {
+//export cuvmm_sim_MemPoolGetAttribute
+func cuvmm_sim_MemPoolGetAttribute(pool C.uintptr_t, a C.int32_t, to *C.uint64_t) C.int32_t {
+	attribute, value := C.uint32_t(a), unsafe.Pointer(to)
 	return poolAttribute(pool, attribute, value, func(p *memPool) {
 		if attribute == releaseThreshold {
 			*(*uint64)(value) = p.keep

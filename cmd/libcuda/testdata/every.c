@@ -180,16 +180,11 @@ static void memory(void *s) {
     uint64_t p, q, dev, word;
     char *host, back[64];
     int called = 0;
-    void *pool;
     size_t free, total;
     OK(cuMemGetInfo_v2, (size_t *, size_t *), &free, &total);
     TRUE(free <= total && total > 0);
     OK(cuMemAlloc_v2, (uint64_t *, size_t), &p, 64);
     OK(cuMemAllocAsync, (uint64_t *, size_t, void *), &q, 64, s);
-    OK(cuDeviceGetDefaultMemPool, (void **, int), &pool, 0);
-    OK(cuMemPoolGetAttribute, (void *, int, uint64_t *), pool, 7, &word);
-    TRUE(word >= 64);
-    OK(cuMemPoolTrimTo, (void *, size_t), pool, 0);
     OK(cuMemsetD8_v2, (uint64_t, unsigned char, size_t), p, 7, 64);
     OK(cuMemcpyDtoD_v2, (uint64_t, uint64_t, size_t), p + 32, p, 32);
     OK(cuMemcpyHtoD_v2, (uint64_t, const void *, size_t), p, "hello", 6);
