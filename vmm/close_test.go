@@ -112,6 +112,18 @@ var dependants = []struct {
 		waits(t, w, w.far, w.ranges[0].Ptr(), w.ranges[0])
 		require.Equal(t, 2, w.pages.Stats().Pages)
 	}},
+	{"Sparse", "another range shares its pages", func(t *testing.T, w *world) {
+		a, b := w.sparse(2), w.sparse(0)
+		require.NoError(t, b.Share(w.ctx(), a, 0, vmm.Span{First: 0, N: 2}))
+		require.NoError(t, w.s.Memset(a.Ptr(), 7, 100))
+		require.NoError(t, a.Close())
+		got, err := w.m.Bytes(b.Ptr(), 100)
+		require.NoError(t, err)
+		require.Equal(t, bytes.Repeat([]byte{7}, 100), got, "the pages live")
+		require.Equal(t, 2, w.pages.Stats().Used)
+		require.NoError(t, b.Close())
+		require.Zero(t, w.pages.Stats().Used)
+	}},
 	{"Pages", "a Sparse uses it", func(t *testing.T, w *world) {
 		w.sparse(2)
 		require.ErrorIs(t, w.pages.Close(), cuda.ErrInUse)
@@ -439,7 +451,7 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 	for _, v := range []any{
 		1, src.Ptr(), w.s, w.d, make([]byte, 100), make([]uint32, 25), part, words.All(), w.host.All(),
 		vmm.ForkOptions{}, vmm.MoveOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
-		[]vmm.Span{{First: 0, N: 1}},
+		[]vmm.Span{{First: 0, N: 1}}, w.sparse(1),
 		func([]byte) error { t.Fatal("called"); return nil }, func([]uint32) error { t.Fatal("called"); return nil },
 	} {
 		values[reflect.TypeOf(v)] = reflect.ValueOf(v)

@@ -435,6 +435,23 @@ var scenarios = []scenario{
 	}, op: func(w *world) error {
 		return w.ranges[1].Map(w.ctx(), w.far, vmm.Span{First: 1, N: 1}, vmm.Span{First: 4, N: 2})
 	}},
+	{name: "Sparse.Share", setup: func(w *world) { w.sparse(3, both(w, vmm.ReadWrite)...); w.sparse(0) }, op: func(w *world) error {
+		return w.ranges[1].Share(w.ctx(), w.ranges[0], 2, vmm.Span{First: 1, N: 2}, vmm.Span{First: 0, N: 1})
+	}},
+	{name: "Sparse.Replace", async: true, tears: true, setup: func(w *world) {
+		w.sparse(2)
+		w.sparse(0)
+		require.NoError(w.t, w.ranges[1].Share(w.ctx(), w.ranges[0], 0, vmm.Span{First: 0, N: 2}))
+	}, op: func(w *world) error { return w.ranges[1].Replace(w.ctx(), w.s, 1) }, retry: func(w *world) error {
+		if err := w.drain(); err != nil {
+			return err
+		}
+		// It may be a hole now.
+		if err := w.ranges[1].Map(w.ctx(), w.s, vmm.Span{First: 1, N: 1}); err != nil {
+			return err
+		}
+		return w.ranges[1].Replace(w.ctx(), w.s, 1)
+	}},
 	{name: "Sparse.Unmap", setup: func(w *world) { w.sparse(3) }, op: func(w *world) error {
 		return w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 1, N: 5})
 	}},

@@ -237,6 +237,47 @@ func (s *Sparse) UnmapAfter(streams []*cuda.Stream, spans ...Span) error {
 	return in.UnmapAfter(op, of, spansOf(spans))
 }
 
+// Share maps pages of another range of the same source, or of this one, once more: those of the
+// spans, in their order, one behind the other from page at on, which must be holes. All of them
+// are mapped, or none. A page has a count of the places that use it, and is free when the last
+// one is unmapped: whoever unmaps it names the streams that used it there. All places see what
+// is written through one. Share waits for the GPU, until ctx ends, only where a hole still has a
+// page under it.
+func (s *Sparse) Share(ctx context.Context, from *Sparse, at int, spans ...Span) error {
+	const op = "vmm.Sparse.Share"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext(op)
+	}
+	other, err := from.inner(op)
+	if err != nil {
+		return err
+	}
+	return in.Share(ctx, op, other, spansOf(spans), at)
+}
+
+// Replace gives a page that other places use, too, memory of its own, with the same bytes, so
+// that it can be written. A page that no other place uses stays as it is. The bytes are copied
+// behind the work that is on the stream, or of no stream if it is nil, and no work may write
+// the page meanwhile. Replace waits for the copy, and then for all work that could use the range
+// (see the package documentation), since an address cannot change under work that runs. After an
+// error, and when ctx ends first, nothing has changed, unless the error says that the page is a
+// hole now. On a stream that captures a graph it returns ErrCapturing.
+func (s *Sparse) Replace(ctx context.Context, on *cuda.Stream, page int) error {
+	const op = "vmm.Sparse.Replace"
+	in, err := s.inner(op)
+	if err != nil {
+		return err
+	}
+	if ctx == nil {
+		return errNilContext(op)
+	}
+	return in.Replace(ctx, op, on, page)
+}
+
 func spansOf(all []Span) []pages.Span {
 	in := make([]pages.Span, len(all))
 	for i, s := range all {

@@ -63,3 +63,71 @@ func ExampleNewSparse() {
 	// 3 pages, of which 3 are used; 3 were recycled
 	// 3 of the sequence's 512 are mapped
 }
+
+// Two sequences begin with the same tokens, whose pages they share until one writes there.
+func ExampleSparse_Share() {
+	sys, err := auto.Open(auto.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	stream, err := dev.NewStream(cuda.StreamOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer stream.Close()
+	first, err := vmm.NewSparse(dev, vmm.SparseOptions{Reserve: 1 << 30, Page: 2 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ctx, page := context.Background(), first.Page()
+	second, err := vmm.NewSparse(dev, vmm.SparseOptions{Reserve: 1 << 30, Pages: first.Pages()})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer first.Close() // after the other one, which uses its source
+	defer second.Close()
+
+	prefix := vmm.Span{First: 0, N: 2}
+	if err := first.Map(ctx, stream, prefix); err != nil {
+		log.Fatal(err)
+	}
+	tokens, err := vmm.ViewOf[uint32](first, page, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := tokens.CopyFrom(stream, []uint32{1, 2, 3}); err != nil {
+		log.Fatal(err)
+	}
+	if err := second.Share(ctx, first, 0, prefix); err != nil {
+		log.Fatal(err)
+	}
+	// The second writes its last page: that one becomes its own.
+	if err := second.Replace(ctx, stream, 1); err != nil {
+		log.Fatal(err)
+	}
+	own, err := vmm.ViewOf[uint32](second, page, 3)
+	if err != nil {
+		log.Fatal(err)
+	}
+	part, err := own.Slice(1, 2)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := part.CopyFrom(stream, []uint32{20}); err != nil {
+		log.Fatal(err)
+	}
+	for _, v := range []vmm.View[uint32]{tokens, own} {
+		got := make([]uint32, 3)
+		if err := v.CopyTo(stream, got); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(got)
+	}
+	fmt.Println(first.Pages().Stats().Pages, "pages")
+	// Output:
+	// [1 2 3]
+	// [1 20 3]
+	// 3 pages
+}

@@ -163,6 +163,57 @@ func (md *sparseModel) write(*rapid.T) {
 	}
 }
 
+// share maps pages of a range in holes of another, or of its own.
+func (md *sparseModel) share(*rapid.T) {
+	from, sp, to := md.pick(), md.span(), md.pick()
+	at := rapid.IntRange(0, modelPages-1).Draw(md.t, "at")
+	if sp.N = min(sp.N, modelPages-at); from == to && sp.First < at+sp.N && at < sp.First+sp.N {
+		return
+	}
+	ctx, cancel := soon()
+	defer cancel()
+	before := to.s.Stats()
+	if err := to.s.Share(ctx, from.s, at, sp); err != nil {
+		md.expected(err, cuda.ErrOutOfRange, cuda.ErrInUse, context.DeadlineExceeded)
+		require.Equal(md.t, before.Mapped, to.s.Stats().Mapped)
+		return
+	}
+	copy(to.pages[at:], from.pages[sp.First:sp.First+sp.N])
+}
+
+func (md *sparseModel) replace(*rapid.T) {
+	r := md.pick()
+	i := rapid.IntRange(0, modelPages-1).Draw(md.t, "page")
+	on := 0
+	if r.pages[i] != nil {
+		on = r.pages[i].stream
+	}
+	ctx, cancel := soon()
+	defer cancel()
+	switch err := r.s.Replace(ctx, md.streams[on], i); {
+	case err != nil:
+		md.expected(err, cuda.ErrOutOfRange, cuda.ErrBudget, context.DeadlineExceeded)
+		if _, err := vmm.ViewOf[byte](r.s, i*kib64, 1); err != nil {
+			r.pages[i] = nil // as the error said
+		}
+	case md.uses(r.pages[i]) > 1:
+		own := *r.pages[i]
+		r.pages[i] = &own
+	}
+}
+
+// uses counts the places of a page.
+func (md *sparseModel) uses(p *modelPage) (n int) {
+	for _, r := range md.ranges {
+		for _, o := range r.pages {
+			if o == p {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 func (md *sparseModel) hold(*rapid.T) {
 	i := rapid.IntRange(0, len(md.streams)-1).Draw(md.t, "stream")
 	if md.held[i] = !md.held[i]; md.held[i] {
@@ -264,7 +315,7 @@ func TestSparseRangesBesideAModel(t *testing.T) {
 				defer md.end()
 				rt.Repeat(map[string]func(*rapid.T){
 					"map": md.mapPages, "map again": md.mapPages, "unmapAfter": md.unmapAfter, "unmap": md.unmap, "write": md.write,
-					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
+					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "share": md.share, "replace": md.replace, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
 					"": md.check,
 				})
 			})

@@ -21,10 +21,14 @@ func (r *Range) Submit(op string, off, size uint64, st *core.Stream, need driver
 
 // Enter is Submit for a caller that calls leave when it has submitted the work.
 func (r *Range) Enter(op string, off, size uint64, st *core.Stream, need driver.AccessFlags) (leave func(), err error) {
+	if err := r.acquire(op); err != nil {
+		return nil, err
+	}
 	l := r.source.lane(st)
 	r.mu.RLock()
 	if err := r.allows(op, off, size, st, need); err != nil {
 		r.mu.RUnlock()
+		r.Closer.Release()
 		return nil, err
 	}
 	return func() {
@@ -32,20 +36,47 @@ func (r *Range) Enter(op string, off, size uint64, st *core.Stream, need driver.
 		r.copied.add(point{l, l.clock.Touch()})
 		r.source.mu.Unlock()
 		r.mu.RUnlock()
+		r.Closer.Release()
 	}, nil
+}
+
+// SubmitBoth is Submit for work that reads a part of one range and writes one of another, or of
+// the same.
+func SubmitBoth(op string, to *Range, off uint64, from *Range, fromOff, size uint64, st *core.Stream, submit func() error) error {
+	if to == from {
+		return to.Submit(op, off, size, st, driver.AccessReadWrite, func() error {
+			if err := to.allows(op, fromOff, size, st, driver.AccessRead); err != nil {
+				return err
+			}
+			return submit()
+		})
+	}
+	type side struct {
+		r    *Range
+		off  uint64
+		need driver.AccessFlags
+	}
+	first, second := side{to, off, driver.AccessReadWrite}, side{from, fromOff, driver.AccessRead}
+	if first.r.Base() > second.r.Base() {
+		first, second = second, first // so that copies in opposite directions do not block each other
+	}
+	return first.r.Submit(op, first.off, size, st, first.need, func() error {
+		return second.r.Submit(op, second.off, size, st, second.need, submit)
+	})
 }
 
 // Check refuses a part of the range that is not mapped throughout.
 func (r *Range) Check(op string, off, size uint64) error {
+	if err := r.acquire(op); err != nil {
+		return err
+	}
+	defer r.Closer.Release()
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	return r.checkLocked(op, off, size)
 }
 
 func (r *Range) checkLocked(op string, off, size uint64) error {
-	if r.Closer.Closed() {
-		return errs.ClosedError(op, r.Title())
-	}
 	if err := r.awake(op); err != nil {
 		return err
 	}

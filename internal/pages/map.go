@@ -222,18 +222,9 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 	if err := s.unmap(op, append(s.passedPlaces(pages), q.clear...)); err != nil {
 		return err
 	}
-	var mapped []*place
-	next := pages
-	for first, n := range runs(q.holes) {
-		run, err := r.mapRun(op, first, next[:n])
-		next = next[n:]
-		mapped = append(mapped, run...)
-		if err != nil {
-			if left := s.unmap(op, mapped); left != nil {
-				err = fmt.Errorf("%w (and undoing it failed, so that these pages of the range are out of use until Map or Close can unmap them: %w)", err, left)
-			}
-			return err
-		}
+	mapped, err := r.mapRuns(op, q.holes, pages)
+	if err != nil {
+		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -247,6 +238,21 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 // grace is how long a change waits for the GPU to pass free pages before it makes new ones, which
 // stay: an event that was only just recorded has not passed, even if its stream is idle.
 const grace = 200 * time.Microsecond
+
+// mapRuns maps pages at places, in runs: all of them, or none.
+func (r *Range) mapRuns(op string, at []int, pages []*page) (mapped []*place, err error) {
+	for first, n := range runs(at) {
+		run, err := r.mapRun(op, first, pages[:n])
+		pages, mapped = pages[n:], append(mapped, run...)
+		if err != nil {
+			if left := r.source.unmap(op, mapped); left != nil {
+				err = fmt.Errorf("%w (and undoing it failed, so that these pages of the range are out of use until Map or Close can unmap them: %w)", err, left)
+			}
+			return nil, err
+		}
+	}
+	return mapped, nil
+}
 
 // acquire returns n pages for use behind the work of a lane, the new ones, of which there are
 // made, last. The caller holds turn.

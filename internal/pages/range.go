@@ -60,6 +60,9 @@ func NewRange(op string, s *Source, d *cuda.Device, res *vrange.Range, access me
 // Page returns the size of a page.
 func (r *Range) Page() uint64 { return r.source.Page }
 
+// Elements returns how many elements of a size the range can hold.
+func (r *Range) Elements(size int) int { return int(r.res.Size) / size }
+
 // Source returns what the range has its pages from.
 func (r *Range) Source() *Source { return r.source }
 

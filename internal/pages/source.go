@@ -235,7 +235,7 @@ func (s *Source) retry(op string) {
 	s.stuck = nil
 	s.mu.Unlock()
 	for _, at := range stuck {
-		if at.in.places[at.at] == at && s.unmapRun(op, []*place{at}) != nil {
+		if at.in.places[at.at] == at && !at.live && s.unmapRun(op, []*place{at}) != nil {
 			s.mu.Lock()
 			s.stuck = append(s.stuck, at)
 			s.mu.Unlock()
