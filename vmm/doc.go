@@ -5,7 +5,8 @@
 // [Reservation] is address space, and a [Mapping] ties the two together. A
 // [Buffer] is an ordered run of mappings at the front of a reservation, so it
 // grows and shrinks while its address stays the same for life; an [Array] is
-// its typed face. The memory of one mapping is a chunk of the buffer.
+// its typed face. The memory of one mapping is a chunk of the buffer. A [Sparse] has mappings
+// anywhere in its reservation, in pages of one size, which a source ([Pages]) recycles.
 //
 // # Sizes
 //
@@ -73,9 +74,18 @@
 //
 // [Suspend] gives memory back to the driver and keeps its addresses, so that another user has
 // the GPU; [Suspension.Resume] brings it back with the same contents at the same addresses, where
-// pointers, kernels and graphs find it. It takes buffers, arrays and mappings. Close, Clip,
+// pointers, kernels and graphs find it. It takes buffers, arrays, mappings and sparse ranges. Close, Clip,
 // shorter lengths and lower access work meanwhile; all else that needs the memory returns
 // cuda.ErrSuspended. docs/suspend.md has what goes, what stays, and what no library can promise.
+//
+// # Ranges with holes
+//
+// [Sparse.Map] and [Sparse.UnmapAfter] map and unmap pages of a range in any order, for caches
+// whose entries have contiguous addresses and as much memory as they use. A page that was
+// unmapped goes to another place, of any range of its source, when the GPU has passed its last
+// use, and is there again without a driver call if the same place is mapped for the same
+// stream. [Sparse.Share] maps a page at several places, which count its uses. docs/sparse.md has
+// what a hole is, how pages are recycled, and how large they should be.
 //
 // # Several addresses of one memory
 //

@@ -452,6 +452,18 @@ var scenarios = []scenario{
 		}
 		return w.ranges[1].Replace(w.ctx(), w.s, 1)
 	}},
+	{name: "NewSparse with a null page", op: func(w *world) error {
+		s, err := vmm.NewSparse(w.d, vmm.SparseOptions{Reserve: 4 * kib64, Page: kib64, Null: true})
+		if err == nil {
+			w.own(s)
+		}
+		return err
+	}},
+	{name: "Sparse.Map over the null page", tears: true, setup: (*world).covered, op: func(w *world) error {
+		return w.ranges[0].Map(w.ctx(), w.s, vmm.Span{First: 1, N: 2}, vmm.Span{First: 5, N: 1})
+	}},
+	{name: "Sparse.Close of a range with a null page", tears: true, setup: (*world).covered,
+		op: func(w *world) error { return w.ranges[0].Close() }},
 	{name: "Sparse.Unmap", setup: func(w *world) { w.sparse(3) }, op: func(w *world) error {
 		return w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 1, N: 5})
 	}},
@@ -539,6 +551,15 @@ var scenarios = []scenario{
 			_, err := w.b.Append(nil, pattern(4*kib64, 3))
 			return err
 		}},
+}
+
+// covered makes a range with a null page, and a page.
+func (w *world) covered() {
+	s, err := vmm.NewSparse(w.d, vmm.SparseOptions{Reserve: 8 * kib64, Page: kib64, Null: true})
+	require.NoError(w.t, err)
+	w.own(s)
+	w.ranges = append(w.ranges, s)
+	require.NoError(w.t, s.Map(w.ctx(), w.s, vmm.Span{First: 0, N: 1}))
 }
 
 // freePages unmaps the first pages of the first range behind the work of a stream.

@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/budget"
@@ -34,6 +35,15 @@ type PagesOptions struct {
 	Page int
 	// Memory describes the memory of the pages, which is never shared with other processes.
 	Memory Properties
+	// Low and High are how many free pages the source has ready: when it has fewer than Low, a
+	// goroutine makes pages until there are High, or Low if that is more, so that Map need not
+	// make them. It makes none while a stream captures, nor within a second after memory was
+	// given back because others lacked some, and stops where there is no memory.
+	Low, High int
+	// Idle is how long free pages beyond High stay that nobody needs: a goroutine gives back
+	// those that were free for that long. 0 is ten seconds, and a negative one means that they
+	// stay until Trim. All free pages go if the device or the budget lacks memory.
+	Idle time.Duration
 	// Zero has every page zeroed when it is mapped. Otherwise a page holds what its last user
 	// left, which may be another tenant of the program.
 	Zero bool
@@ -85,14 +95,19 @@ func newPages(op string, d *cuda.Device, o PagesOptions) (*Pages, error) {
 	if _, err := core.ContextOf(op, d); err != nil {
 		return nil, err
 	}
-	sys := core.SystemOf(d)
-	p := &Pages{dev: d, chosen: o.Memory.Granularity}
-	in := pages.Options{Memory: prop, Page: uint64(o.Page), Zero: o.Zero}
-	in.Account = within.Account(life.KindPages, label, func() uint64 { return p.s.InUse() })
-	in.Make = func(op string, n int) ([]*phys.Handle, error) { return makePages(op, d, p.s, n) }
-	p.s = pages.NewSource(sys, in, label)
-	return p, nil
+	if o.Low < 0 || o.High < 0 {
+		return nil, errs.Invalid(op, fmt.Sprintf("marks of %d and %d pages", o.Low, o.High), "use 0 or more")
+	}
+	if o.Idle == 0 {
+		o.Idle = idlePages
+	}
+	in := pages.Options{Memory: prop, Page: uint64(o.Page), Zero: o.Zero, Low: o.Low, High: max(o.High, o.Low), Idle: o.Idle}
+	in.Make = func(op string, s *pages.Source, n int) ([]*phys.Handle, error) { return makePages(op, d, s, n) }
+	return &Pages{s: pages.NewSource(core.SystemOf(d), in, within, label), dev: d, chosen: o.Memory.Granularity}, nil
 }
+
+// idlePages is how long free pages stay by default.
+const idlePages = 10 * time.Second
 
 // makePages creates n pages, or none.
 func makePages(op string, d *cuda.Device, s *pages.Source, n int) (made []*phys.Handle, err error) {

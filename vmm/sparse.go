@@ -49,6 +49,17 @@ type SparseOptions struct {
 	// on the host, the memory's own location have read-write access unless they are named
 	// here; all other places have none.
 	Access []Access
+	// Null lays one page under all holes, which they share, so that work in a hole, such as the
+	// padding of a captured kernel, reads and writes something of no meaning in place of
+	// failing. Each hole is a mapping then: NewSparse takes about as long as Map of all pages.
+	//
+	// The driver maps nothing over a mapping, so for a moment nothing lies under a hole that
+	// Map, Share or Unmap changes. They wait first, until their context ends, for all work that
+	// was submitted before and could use the range, and until they return the caller submits
+	// none that reaches its holes. UnmapAfter waits for nothing: the page stays under the hole,
+	// whose work may still use it, until Map or Unmap of the range takes it away. Other ranges
+	// do not get it before.
+	Null bool
 	// Name is what errors and snapshots call the range. Names need not differ. A name has at
 	// most 128 bytes of printable UTF-8, without spaces at its ends.
 	Name string
@@ -71,16 +82,7 @@ func NewSparse(d *cuda.Device, o SparseOptions) (*Sparse, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := newSparse(op, d, p, o, label)
-	if err != nil {
-		if own {
-			_ = p.s.Close(op) // it has nothing yet
-		}
-		return nil, err
-	}
-	s.own = own
-	s.r.Watch(&s.watched)
-	return s, nil
+	return newSparse(op, d, p, own, o, label)
 }
 
 // sourceOf returns the source that the options name, or makes one.
@@ -103,7 +105,13 @@ func sourceOf(op string, d *cuda.Device, o SparseOptions) (p *Pages, own bool, e
 	return o.Pages, false, nil
 }
 
-func newSparse(op string, d *cuda.Device, p *Pages, o SparseOptions, label life.Label) (*Sparse, error) {
+// newSparse makes a range with pages of a source, which belongs to it if own is set.
+func newSparse(op string, d *cuda.Device, p *Pages, own bool, o SparseOptions, label life.Label) (s *Sparse, err error) {
+	u := p.s.System().NewUndo(core.DeviceOf(p.s.Memory.Location))
+	defer func() { err = u.After(err) }()
+	if own {
+		u.Own("page source", 0, func() error { return p.s.Close(op) })
+	}
 	access, err := bufferAccess(op, d, p.s.Memory.Location, o.Access)
 	if err != nil {
 		return nil, err
@@ -115,11 +123,24 @@ func newSparse(op string, d *cuda.Device, p *Pages, o SparseOptions, label life.
 	if err != nil {
 		return nil, err
 	}
+	u.Own("address range", 0, func() error { return res.Close(op) })
 	r, err := pages.NewRange(op, p.s, d, res, access, label)
 	if err != nil {
-		return nil, res.Abandon(op, err)
+		return nil, err
 	}
-	return &Sparse{sleeper: suspend.Hold(r), r: r, pages: p}, nil
+	u.Own("sparse range", 0, func() error {
+		r.Closer.Life.Close()
+		return r.Teardown(op, false)
+	})
+	if o.Null {
+		if err := r.Cover(op); err != nil {
+			return nil, err
+		}
+	}
+	u.Keep()
+	s = &Sparse{sleeper: suspend.Hold(r), r: r, pages: p, own: own}
+	r.Watch(&s.watched)
+	return s, nil
 }
 
 // addressUnit returns what offsets of memory of some granularity are multiples of in a range

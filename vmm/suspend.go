@@ -21,7 +21,7 @@ import (
 
 type sealedMemory = suspend.Sealed
 
-// Memory is what can be suspended: a Buffer, an Array or a Mapping. Only this library
+// Memory is what can be suspended: a Buffer, an Array, a Mapping or a Sparse. Only this library
 // implements it.
 type Memory interface {
 	sealedMemory

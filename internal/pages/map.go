@@ -19,6 +19,7 @@ import (
 // pass what lies under holes that it is to fill. If there is no memory it has the budget make
 // room once, and if ctx has a deadline it tries again until then.
 func (r *Range) Map(ctx context.Context, op string, on *cuda.Stream, spans []Span) error {
+	waited := false
 	return r.try(ctx, op, func() error {
 		at, err := r.check(op, spans)
 		if err != nil {
@@ -31,7 +32,17 @@ func (r *Range) Map(ctx context.Context, op string, on *cuda.Stream, spans []Spa
 		if err := r.mayChange(op, st); err != nil {
 			return err
 		}
-		return r.change(op, func() error { return r.mapOnce(op, r.source.lane(st), at) }, func() error { return r.begin(op, on, at) })
+		change := func() error {
+			return r.change(op, func() error { return r.mapOnce(op, r.source.lane(st), at, waited) }, func() error { return r.begin(op, on, at) })
+		}
+		if err = change(); errors.Is(err, errCovered) {
+			if err := r.awaitHoles(ctx, op); err != nil {
+				return err
+			}
+			waited = true
+			err = change()
+		}
+		return err
 	})
 }
 
@@ -144,8 +155,8 @@ type request struct {
 	holes []int    // that get pages, with those of clear
 }
 
-// mapOnce is Map that waits for nothing.
-func (r *Range) mapOnce(op string, on *lane, at []int) error {
+// mapOnce is Map that waits for nothing. waited says that work in the holes was waited for.
+func (r *Range) mapOnce(op string, on *lane, at []int, waited bool) error {
 	s := r.source
 	q, ok := r.plan(on, at)
 	if !ok {
@@ -154,7 +165,11 @@ func (r *Range) mapOnce(op string, on *lane, at []int) error {
 			return errWaits
 		}
 	}
-	if err := r.fill(op, on, q); err != nil {
+	err := errCovered
+	if r.null == nil || waited || len(q.holes) == 0 {
+		err = r.fill(op, on, q)
+	}
+	if err != nil {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for _, p := range q.back {
@@ -206,6 +221,14 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 		return nil
 	}
 	s := r.source
+	if r.null != nil && s.idle() < len(q.holes) {
+		for began := time.Now(); s.advance() && time.Since(began) < grace; {
+			time.Sleep(shortestPause)
+		}
+		if err := r.sweep(op); err != nil {
+			return err
+		}
+	}
 	pages, made, err := s.acquire(op, len(q.holes), on)
 	if err != nil {
 		return err
@@ -311,6 +334,11 @@ func (s *Source) passedPlaces(pages []*page) (all []*place) {
 // undone, which are stuck.
 func (r *Range) mapRun(op string, first int, pages []*page) (made []*place, err error) {
 	s := r.source
+	if r.null != nil {
+		if err := r.uncover(op, first, len(pages)); err != nil {
+			return nil, err
+		}
+	}
 	handles := make([]*phys.Handle, len(pages))
 	for i, p := range pages {
 		handles[i] = p.h
@@ -333,6 +361,11 @@ func (r *Range) mapRun(op string, first int, pages []*page) (made []*place, err 
 		}
 		if err != nil && len(p.places) > 0 {
 			p.h.Release() // the mappings have counts of their own
+		}
+	}
+	if err != nil && len(made) == 0 && r.null != nil {
+		if left := r.cover(op, first, len(pages)); left != nil {
+			err = fmt.Errorf("%w (and undoing it failed, so that the null page does not lie under these pages: %w)", err, left)
 		}
 	}
 	return made, err

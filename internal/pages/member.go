@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -74,6 +75,9 @@ func (r *Range) Unlock() { r.changes.Unlock() }
 // passed it. Pages that are free then go back to the driver, and so do all free ones of a
 // source without another range.
 func (r *Range) Settle(ctx context.Context, op string) error {
+	if err := r.awaitHoles(ctx, op); err != nil {
+		return err
+	}
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		done, err := r.settle(op)
 		if done || err != nil {
@@ -103,7 +107,7 @@ func (r *Range) settle(op string) (done bool, err error) {
 		}
 		for _, o := range at.page.places {
 			switch {
-			case o.live:
+			case o.live, o.in != r && o.in.null != nil:
 			case o.passed():
 				old = append(old, o)
 				o.page.remove()
@@ -131,7 +135,13 @@ func (r *Range) settle(op string) (done bool, err error) {
 func (r *Range) AddTo(f *core.Fence) { f.AddStreams(r.copying()) }
 
 // Mappings implements suspend.Member.
-func (r *Range) Mappings() []*vrange.Mapping { return r.res.All() }
+func (r *Range) Mappings() []*vrange.Mapping {
+	all := r.res.All()
+	if r.null == nil {
+		return all
+	}
+	return slices.DeleteFunc(all, func(m *vrange.Mapping) bool { return m.Memory == r.null }) // which stays
+}
 
 // copying returns the streams on which this library has copied from or to the range.
 func (r *Range) copying() (streams []*core.Stream) {

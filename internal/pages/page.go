@@ -87,6 +87,7 @@ func (p *place) use(live bool) {
 	}
 	if before == 0 || p.page.uses == 0 {
 		s.used += p.page.uses - before
+		s.noticeLocked()
 	}
 	if p.page.uses == 0 {
 		return

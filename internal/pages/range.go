@@ -24,7 +24,8 @@ type Range struct {
 	dev    *cuda.Device
 	res    *vrange.Range
 	access memspec.Access
-	null   *phys.Handle // lies under holes; nil for none
+	null   *phys.Handle // lies under holes but the bare ones; nil for none
+	bare   bits
 	status suspend.Status
 
 	// changes is held over a change of the range, with its waits for the GPU, but not over
@@ -177,6 +178,9 @@ func (r *Range) Teardown(op string, wait bool) error {
 	err := s.unmap(op, all)
 	s.refile(op, pages)
 	if err != nil {
+		return err
+	}
+	if err := r.uncovered(op); err != nil {
 		return err
 	}
 	if err := r.res.Close(op); err != nil {

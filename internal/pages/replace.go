@@ -159,6 +159,10 @@ func (c *copied) unmap(op string) error {
 // but what this library has submitted meanwhile.
 func (r *Range) swap(op string, p *place, c *copied) error {
 	s := r.source
+	if err := c.unmap(op); err != nil {
+		c.end(op) // which tries again
+		return err
+	}
 	r.mu.Lock() // so that no copy begins
 	defer r.mu.Unlock()
 	s.mu.Lock()
@@ -171,10 +175,6 @@ func (r *Range) swap(op string, p *place, c *copied) error {
 		return r.errHole(op, p.at)
 	case busy:
 		return errWaits
-	}
-	if err := c.unmap(op); err != nil {
-		c.end(op) // which tries again
-		return err
 	}
 	s.mu.Lock()
 	p.use(false)

@@ -28,6 +28,9 @@ func (r *Range) Share(ctx context.Context, op string, from *Range, spans []Span,
 		if _, err := r.check(op, []Span{{first, len(at)}}); err != nil {
 			return err
 		}
+		if err := r.awaitHoles(ctx, op); err != nil {
+			return err
+		}
 		unlock := lockBoth(r, from)
 		defer unlock()
 		if err := r.turn(op, func() error { return r.shareOnce(op, from, at, first) }); err != nil {

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -24,7 +25,9 @@ type Source struct {
 	core.Object
 	Options
 	Closer life.Closer
-	key    int // of the lanes, in the locals of their streams
+	// Account pays for the pages; nil for none.
+	Account *budget.Account
+	key     int // of the lanes, in the locals of their streams
 
 	// turn is held over a change of any range of the source, with its driver calls, and over
 	// no wait for the GPU.
@@ -40,6 +43,8 @@ type Source struct {
 	moved, stuck []*place
 	used         int // pages
 	stats        Stats
+
+	upkeep upkeep
 }
 
 // Options are what a Source is made with.
@@ -49,10 +54,11 @@ type Options struct {
 	Page   uint64
 	// Zero: pages are zeroed when they are mapped.
 	Zero bool
-	// Account pays for the pages; nil for none.
-	Account *budget.Account
+	// Low, High and Idle are how many free pages there are to be: see vmm.PagesOptions.
+	Low, High int
+	Idle      time.Duration
 	// Make creates n pages, or none.
-	Make func(op string, n int) ([]*phys.Handle, error)
+	Make func(op string, s *Source, n int) ([]*phys.Handle, error)
 }
 
 // Stats count the pages of a source.
@@ -66,11 +72,17 @@ type Stats struct {
 	Made, Returned, Recycled, Reused int
 }
 
-// NewSource makes a source without pages.
-func NewSource(sys *core.System, o Options, l life.Label) *Source {
+// NewSource makes a source without pages. It gives memory back when the System lacks some, or
+// the budget, which may be nil.
+func NewSource(sys *core.System, o Options, within *budget.Budget, l life.Label) *Source {
 	s := &Source{Options: o, key: sys.NewStreamKey(), ranges: map[*Range]struct{}{}}
+	s.Account = within.Account(life.KindPages, l, s.InUse)
 	s.SetLabel(l)
 	sys.Track(s, life.KindPages, 0)
+	s.keep(within)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.noticeLocked()
 	return s
 }
 
@@ -133,7 +145,7 @@ func (s *Source) create(op string, n int) ([]*page, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	handles, err := s.Make(op, n)
+	handles, err := s.Make(op, s, n)
 	if err != nil {
 		return nil, err
 	}
@@ -186,11 +198,17 @@ func (s *Source) unmap(op string, places []*place) (err error) {
 		}
 		run := places[:n]
 		places = places[n:]
+		r := run[0].in
 		if s.unmapRun(op, run) == nil {
+			err = errors.Join(err, r.coverPlaces(op, run[0].at, n))
 			continue
 		}
-		for i := range run {
-			err = errors.Join(err, s.unmapRun(op, run[i:i+1]))
+		for i, at := range run {
+			if failed := s.unmapRun(op, run[i:i+1]); failed != nil {
+				err = errors.Join(err, failed)
+			} else {
+				err = errors.Join(err, r.coverPlaces(op, at.at, 1))
+			}
 		}
 	}
 	return err
@@ -235,7 +253,7 @@ func (s *Source) retry(op string) {
 	s.stuck = nil
 	s.mu.Unlock()
 	for _, at := range stuck {
-		if at.in.places[at.at] == at && !at.live && s.unmapRun(op, []*place{at}) != nil {
+		if at.in.places[at.at] == at && !at.live && (at.in.null != nil || s.unmapRun(op, []*place{at}) != nil) {
 			s.mu.Lock()
 			s.stuck = append(s.stuck, at)
 			s.mu.Unlock()
@@ -253,8 +271,8 @@ func (s *Source) clean(op string, most int) {
 	for len(s.moved) > 0 && len(passed) < most {
 		at := s.moved[0]
 		switch {
-		case at.in.places[at.at] != at || at.live || at.page.uses == 0 || at.stuck:
-			// It was unmapped, or is in use again, or the page is on a list.
+		case at.in.places[at.at] != at || at.live || at.page.uses == 0 || at.stuck || at.in.null != nil:
+			// It was unmapped, or is in use again, or the page is on a list, or its range does it.
 		case at.passed():
 			passed = append(passed, at)
 		default:
@@ -368,6 +386,9 @@ func (s *Source) teardown(op string) error {
 	for _, l := range s.known {
 		l.stream.Locals.Set(s.key, nil)
 	}
+	s.upkeep.stop()
+	s.upkeep.keeper.Remove()
+	s.upkeep.remove()
 	s.System().FreeStreamKey(s.key)
 	s.Untrack()
 	return nil

@@ -81,5 +81,11 @@ func (r *Range) Unmap(ctx context.Context, op string, spans []Span) error {
 	if err := r.System().AwaitDevices(ctx, op, r.res.Devices()); err != nil {
 		return err
 	}
-	return r.free(op, at, nil)
+	if err := r.free(op, at, nil); err != nil || r.null == nil {
+		return err
+	}
+	return r.turn(op, func() error {
+		r.source.advance()
+		return r.sweep(op)
+	})
 }

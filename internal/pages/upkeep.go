@@ -1,0 +1,239 @@
+package pages
+
+import (
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/budget"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/lock"
+)
+
+// upkeep works in the background: it makes pages before they are needed, and gives back those
+// that were not. It runs on a timer, which is set only while there is something to do.
+type upkeep struct {
+	keeper *core.Keeper
+	remove func() // from the owners of the budget
+
+	mu      lock.Mutex[lock.Leaf]
+	timer   *time.Timer
+	due     time.Time // when it is to run next; zero: not at all
+	running bool
+	stopped bool
+	pressed time.Time // when memory was last given back for others
+
+	// The source's mu guards least, the fewest free pages since the window began, which since
+	// says.
+	least int
+	since time.Time
+}
+
+const (
+	// calm is how long no page is made ahead after memory was given back for others.
+	calm = time.Second
+	// busy is how long upkeep waits for a capture to end.
+	busy = 20 * time.Millisecond
+	// returnPause is how long upkeep waits between two batches that it gives back, so that the
+	// driver keeps up with what it does to released memory.
+	returnPause = 5 * time.Millisecond
+	// returnBatch is how many pages those have.
+	returnBatch = 16
+)
+
+const upkeepOp = "vmm.Pages upkeep"
+
+// keep has the source give memory back when the System or a budget lacks some.
+func (s *Source) keep(within *budget.Budget) {
+	u := &s.upkeep
+	u.keeper = s.System().OnPressure(func(need uint64) (freed uint64, more bool) {
+		if !s.turn.TryLock() {
+			return 0, true // a change runs, perhaps the caller's
+		}
+		defer s.turn.Unlock()
+		return s.pressedFor(need), s.waiting()
+	})
+	u.remove = func() {}
+	if within != nil {
+		u.remove = within.OnPressure(beforeUsers, func(need uint64) uint64 {
+			s.turn.Lock()
+			defer s.turn.Unlock()
+			return s.pressedFor(need)
+		})
+	}
+}
+
+// beforeUsers is the priority of what costs no user anything.
+const beforeUsers = -1 << 63
+
+// pressedFor gives memory back for others. The caller holds turn.
+func (s *Source) pressedFor(need uint64) uint64 {
+	freed, err := s.trim(upkeepOp, need)
+	if err != nil {
+		s.System().Config.Log.Error("cuvmm: a source of pages could not give memory back", "error", err)
+	}
+	u := &s.upkeep
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.pressed = time.Now()
+	return freed
+}
+
+// waiting reports whether free pages wait for the GPU.
+func (s *Source) waiting() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stats.Pages-s.used > s.stock.n+s.ready.n
+}
+
+// idle returns how many free pages the GPU has passed.
+func (s *Source) idle() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stock.n + s.ready.n
+}
+
+// noticeLocked has upkeep run if there is something to do. The caller holds mu, and has changed
+// how many pages are used or free.
+func (s *Source) noticeLocked() {
+	u := &s.upkeep
+	free := s.stats.Pages - s.used
+	u.least = min(u.least, free)
+	switch {
+	case s.stock.n+s.ready.n < s.Low:
+		u.wake(s, 0)
+	case free > s.High && s.Idle > 0 && u.since.IsZero():
+		u.since, u.least = time.Now(), free
+		u.wake(s, s.Idle)
+	}
+}
+
+// wake has upkeep run after a while at the latest.
+func (u *upkeep) wake(s *Source, after time.Duration) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	when := time.Now().Add(after)
+	if u.stopped || !u.due.IsZero() && !when.Before(u.due) {
+		return
+	}
+	u.due = when
+	switch {
+	case u.running: // run sets the timer when it ends
+	case u.timer == nil:
+		u.timer = time.AfterFunc(after, func() { u.run(s) })
+	default:
+		u.timer.Reset(after)
+	}
+}
+
+// stop ends upkeep.
+func (u *upkeep) stop() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.stopped = true; u.timer != nil {
+		u.timer.Stop()
+	}
+}
+
+func (u *upkeep) run(s *Source) {
+	u.mu.Lock()
+	if u.running || u.stopped {
+		u.mu.Unlock()
+		return
+	}
+	u.running, u.due = true, time.Time{}
+	u.mu.Unlock()
+	after := never
+	if s.Closer.Acquire() {
+		after = s.tend()
+		s.Closer.Release()
+	}
+	u.mu.Lock()
+	u.running = false
+	if due := u.due; !due.IsZero() { // it was woken meanwhile
+		after = min(after, max(0, time.Until(due)))
+		u.due = time.Time{}
+	}
+	u.mu.Unlock()
+	if after < never {
+		u.wake(s, after)
+	}
+}
+
+// never is when upkeep looks again if there is nothing to do.
+const never = time.Duration(1<<63 - 1)
+
+// tend does some of what there is to do, and returns when to look again. It does nothing while
+// a stream captures: making memory beside a capture can end it in libraries that do the same.
+func (s *Source) tend() (after time.Duration) {
+	if st, r := s.System().CapturingStream(); st != nil || r != driver.Success {
+		return busy
+	}
+	return min(s.fillAhead(), s.returned())
+}
+
+// fillAhead makes pages up to the high mark if the low one is not reached.
+func (s *Source) fillAhead() (after time.Duration) {
+	u := &s.upkeep
+	u.mu.Lock()
+	rest := calm - time.Since(u.pressed)
+	u.mu.Unlock()
+	for first := true; ; first = false {
+		switch free := s.idle(); {
+		case free >= s.Low && first, free >= s.High, s.Closer.Closed():
+			return never
+		case rest > 0 && s.Low > 0:
+			return rest
+		}
+		if !s.makeAhead() {
+			return never // the next Map that takes pages tries again
+		}
+	}
+}
+
+// makeAhead makes one page, so that a Map waits for no more.
+func (s *Source) makeAhead() bool {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	made, err := s.create(upkeepOp, 1)
+	if err != nil {
+		return false
+	}
+	s.refile(upkeepOp, made)
+	return true
+}
+
+// returned gives back what was free for the whole of the last window, beyond the high mark.
+func (s *Source) returned() (after time.Duration) {
+	u := &s.upkeep
+	s.mu.Lock()
+	free, since := s.stats.Pages-s.used, u.since
+	excess := min(u.least, free) - s.High
+	if rest := s.Idle - time.Since(since); since.IsZero() || rest > 0 {
+		s.mu.Unlock()
+		if since.IsZero() {
+			return never
+		}
+		return rest
+	}
+	if excess <= 0 { // the next window
+		u.since, u.least = time.Time{}, free
+		s.noticeLocked()
+		s.mu.Unlock()
+		return never
+	}
+	s.mu.Unlock()
+	s.turn.Lock()
+	freed, err := s.trim(upkeepOp, uint64(min(excess, returnBatch))*s.Page)
+	s.turn.Unlock()
+	if err != nil {
+		s.System().Config.Log.Error("cuvmm: a source of pages could not give back what it did not need", "error", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if freed == 0 { // the GPU has not passed the rest, or the driver refuses: the next window tells
+		u.since, u.least = time.Now(), s.stats.Pages-s.used
+		return s.Idle
+	}
+	u.least = min(u.least, s.stats.Pages-s.used)
+	return returnPause
+}
