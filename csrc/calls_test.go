@@ -560,10 +560,10 @@ var rows = map[driver.Call]row{
 	},
 	driver.CallMemGetHandleForAddressRange: {
 		do: func(d driver.Driver, c driver.Context) []any {
-			fd, r := d.MemGetHandleForAddressRange(c, ptr, 1<<33)
+			fd, r := d.MemGetHandleForAddressRange(c, ptr, 1<<33, driver.RangeHandlePCIe)
 			return []any{closedOnExec(int(fd)), r}
 		},
-		args: le(ptr, uint64(1<<33), uint32(1), uint64(0)), values: []any{true}, takes: true,
+		args: le(ptr, uint64(1<<33), uint32(1), uint64(1)), values: []any{true}, takes: true,
 	},
 	driver.CallModuleLoadData: {
 		do: func(d driver.Driver, c driver.Context) []any {

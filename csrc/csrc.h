@@ -121,7 +121,7 @@ int32_t cuvmm_LaunchHostFunc(cuvmm_driver d, uintptr_t ctx, uintptr_t s, uint64_
 // share.c
 cuvmm_shareable_result cuvmm_MemExportToShareableHandle(cuvmm_driver d, uint64_t handle, uint32_t type);
 cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_shareable *s, uint32_t type);
-cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size);
+cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size, uint64_t flags);
 
 // multicast.c
 cuvmm_value cuvmm_MulticastCreate(cuvmm_driver d, const cuvmm_multicast *prop);

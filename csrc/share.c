@@ -28,8 +28,8 @@ cuvmm_value cuvmm_MemImportFromShareableHandle(cuvmm_driver d, const cuvmm_share
     return (cuvmm_value){handle, result};
 }
 
-cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size) {
+cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uint64_t p, uint64_t size, uint64_t flags) {
     int fd = -1;
-    CUVMM_CALL(d, ctx, cuMemGetHandleForAddressRange, (&fd, p, size, CUVMM_RANGE_DMA_BUF_FD, 0));
+    CUVMM_CALL(d, ctx, cuMemGetHandleForAddressRange, (&fd, p, size, CUVMM_RANGE_DMA_BUF_FD, flags));
     return (cuvmm_value){(uint64_t)fd, result};
 }

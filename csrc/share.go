@@ -35,10 +35,10 @@ func (t *table) MemImportFromShareableHandle(s driver.ShareableHandle, kind driv
 
 // MemGetHandleForAddressRange guards its descriptor as
 // MemExportToShareableHandle does.
-func (t *table) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
+func (t *table) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64, flags driver.RangeHandleFlags) (int32, driver.Result) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	v := C.cuvmm_MemGetHandleForAddressRange(t.c, C.uintptr_t(c), C.uint64_t(p), C.uint64_t(size))
+	v := C.cuvmm_MemGetHandleForAddressRange(t.c, C.uintptr_t(c), C.uint64_t(p), C.uint64_t(size), C.uint64_t(flags))
 	fd, r := int32(v.value), driver.Result(v.result)
 	if r == driver.Success {
 		syscall.CloseOnExec(int(fd))

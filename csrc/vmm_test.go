@@ -46,7 +46,7 @@ func TestFailedExportTouchesNoDescriptor(t *testing.T) {
 	f.also("cuMemGetHandleForAddressRange", driver.NotSupported)
 	_, r := d.MemExportToShareableHandle(handle, driver.HandlePosixFD)
 	require.Equal(t, driver.InvalidValue, r)
-	_, r = d.MemGetHandleForAddressRange(ours, ptr, 1<<21)
+	_, r = d.MemGetHandleForAddressRange(ours, ptr, 1<<21, 0)
 	require.Equal(t, driver.NotSupported, r)
 	after, err := unix.FcntlInt(0, unix.F_GETFD, 0)
 	require.NoError(t, err)
@@ -64,7 +64,7 @@ func TestDescriptorsWaitForAFork(t *testing.T) {
 			return descriptorOf(s)
 		},
 		"DMA-BUF": func() int {
-			fd, _ := d.MemGetHandleForAddressRange(ours, ptr, 1<<21)
+			fd, _ := d.MemGetHandleForAddressRange(ours, ptr, 1<<21, 0)
 			return int(fd)
 		},
 	} {

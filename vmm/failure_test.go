@@ -294,7 +294,7 @@ var scenarios = []scenario{
 		op: func(w *world) error { _, err := w.maps[0].Access(w.d.Location()); return err }},
 	{name: "DMABuf", setup: func(w *world) { w.mappings(2, both(w, vmm.NoAccess)...) },
 		op: func(w *world) error {
-			f, err := w.r.DMABuf(w.d, 0, 2*kib64)
+			f, err := w.r.DMABuf(w.d, 0, 2*kib64, vmm.DMABufOptions{})
 			if err == nil {
 				err = f.Close()
 			}
@@ -302,7 +302,7 @@ var scenarios = []scenario{
 		}},
 	{name: "Buffer.DMABuf", setup: func(w *world) { w.buffer(3) },
 		op: func(w *world) error {
-			f, err := w.b.DMABuf(0, 2*kib64)
+			f, err := w.b.DMABuf(0, 2*kib64, vmm.DMABufOptions{})
 			if err == nil {
 				err = f.Close()
 			}

@@ -123,7 +123,7 @@ func FuzzReserve(f *testing.F) {
 		all := both(w, vmm.ReadOnly)
 		ok := typed(t, r.SetAccess(off, n, all...))
 		require.Equal(t, m != nil && n == kib64, ok)
-		fd, err := r.DMABuf(w.d, off, n)
+		fd, err := r.DMABuf(w.d, off, n, vmm.DMABufOptions{})
 		if typed(t, err) {
 			require.NoError(t, fd.Close())
 		}

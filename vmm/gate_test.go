@@ -64,7 +64,7 @@ var ways = []struct {
 		return g.b.SetAccess(vmm.Access{Location: g.d.Location(), Mode: vmm.ReadOnly})
 	}},
 	{"Buffer", "DMABuf", "exporting", func(g *gated) error {
-		f, err := g.b.DMABuf(0, kib64)
+		f, err := g.b.DMABuf(0, kib64, vmm.DMABufOptions{})
 		if err == nil {
 			err = f.Close()
 		}

@@ -185,20 +185,42 @@ func TestDMABufOfARange(t *testing.T) {
 		require.NoError(t, r.SetAccess(0, 4*mib, vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite}))
 		c, err := d.Capabilities()
 		require.NoError(t, err)
-		f, err := r.DMABuf(d, 0, 4*mib)
+		f, err := r.DMABuf(d, 0, 4*mib, vmm.DMABufOptions{})
 		if !c.DMABuf {
 			require.ErrorIs(t, err, cuda.ErrNotSupported)
 		}
 		needs(t, d, "DMA-BUF descriptors", c.DMABuf)
 		require.NoError(t, err)
 		require.NoError(t, f.Close())
-		_, err = r.DMABuf(d, 2*mib, 4*mib)
+		f, err = r.DMABuf(d, 0, 4*mib, vmm.DMABufOptions{PCIe: true})
+		if d.System().Driver().Software || err == nil {
+			require.NoError(t, err)
+			require.NoError(t, f.Close())
+		} else {
+			require.ErrorIs(t, err, cuda.ErrNotSupported) // by the machine, or by a driver before CUDA 12.8
+			t.Logf("by PCIe: %v", err)
+		}
+		_, err = r.DMABuf(d, 2*mib, 4*mib, vmm.DMABufOptions{})
 		require.ErrorIs(t, err, cuda.ErrOutOfRange)
-		_, err = r.DMABuf(d, -1, mib)
+		_, err = r.DMABuf(d, -1, mib, vmm.DMABufOptions{})
 		require.ErrorIs(t, err, cuda.ErrOutOfRange)
-		_, err = r.DMABuf(nil, 0, mib)
+		_, err = r.DMABuf(nil, 0, mib, vmm.DMABufOptions{})
 		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	})
+}
+
+func TestDMABufByPCIeNeedsADriver(t *testing.T) {
+	_, sys := sim.Open(t, sim.Options{DriverVersion: 12070})
+	d, err := sys.Device(0)
+	require.NoError(t, err)
+	b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 8 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+	require.NoError(t, err)
+	closed(t, b)
+	require.NoError(t, gputest.Err(b.AppendUndefined(2*mib)))
+	_, err = b.DMABuf(0, 2*mib, vmm.DMABufOptions{PCIe: true})
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "vmm.Buffer.DMABuf: not supported: a DMA-BUF that is reached by PCIe")
+	require.ErrorContains(t, err, "it needs a driver for CUDA 12.8, and this one is for 12.7")
 }
 
 func TestDMABufOfABuffer(t *testing.T) {
@@ -211,7 +233,7 @@ func TestDMABufOfABuffer(t *testing.T) {
 		closed(t, b)
 		require.NoError(t, gputest.Err(b.AppendUndefined(6*mib)))
 		require.NoError(t, b.Resize(nil, 4*mib))
-		f, err := b.DMABuf(2*mib, 4*mib)
+		f, err := b.DMABuf(2*mib, 4*mib, vmm.DMABufOptions{})
 		require.NoError(t, err)
 		// The descriptor keeps the memory, whatever becomes of the buffer.
 		require.NoError(t, b.Resize(nil, 0))
@@ -225,11 +247,11 @@ func TestDMABufOfABuffer(t *testing.T) {
 			require.Equal(t, free+2*mib, after)
 		}
 		for _, part := range [][2]int{{0, 0}, {0, 7 * mib}, {-1, 1}, {2 * mib, 1}} {
-			_, err = b.DMABuf(part[0], part[1])
+			_, err = b.DMABuf(part[0], part[1], vmm.DMABufOptions{})
 			require.ErrorIs(t, err, cuda.ErrOutOfRange, "%v", part)
 		}
 		require.NoError(t, b.Close())
-		_, err = b.DMABuf(0, 1)
+		_, err = b.DMABuf(0, 1, vmm.DMABufOptions{})
 		require.ErrorIs(t, err, cuda.ErrClosed)
 	})
 }

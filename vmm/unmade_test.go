@@ -40,7 +40,7 @@ func TestNilAndZeroObjectsAreRefused(t *testing.T) {
 		require.ErrorIs(t, gputest.Err(vmm.NewSparse(none, vmm.SparseOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.NewPages(none, vmm.PagesOptions{})), cuda.ErrInvalidArgument)
 		require.ErrorIs(t, gputest.Err(vmm.GranularityOf(none, vmm.Properties{})), cuda.ErrInvalidArgument)
-		require.ErrorIs(t, gputest.Err(space.DMABuf(none, 0, 2*mib)), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, gputest.Err(space.DMABuf(none, 0, 2*mib, vmm.DMABufOptions{})), cuda.ErrInvalidArgument)
 	}
 	b, err := vmm.NewBuffer(d, vmm.BufferOptions{})
 	require.NoError(t, err)

@@ -64,14 +64,14 @@ func cuvmm_sim_MemImportFromShareableHandle(h *C.uint64_t, os C.uintptr_t, t C.u
 
 //export cuvmm_sim_MemGetHandleForAddressRange
 func cuvmm_sim_MemGetHandleForAddressRange(out unsafe.Pointer, p C.uint64_t, size C.size_t, t C.uint32_t, flags C.uint64_t) C.int32_t {
-	if out == nil || t != dmaBuf || flags != 0 {
+	if out == nil || t != dmaBuf {
 		return C.int32_t(driver.InvalidValue)
 	}
 	d, r := opened()
 	if r != driver.Success {
 		return code(r)
 	}
-	fd, r := d.MemGetHandleForAddressRange(0, driver.Ptr(p), uint64(size))
+	fd, r := d.MemGetHandleForAddressRange(0, driver.Ptr(p), uint64(size), driver.RangeHandleFlags(flags))
 	if r == driver.Success {
 		*(*C.int32_t)(out) = C.int32_t(fd)
 	}

@@ -77,7 +77,7 @@ func TestDeviceWithoutPools(t *testing.T) {
 	p := r.mapped(1)
 	r.is(driver.NotSupported, r.StreamWriteValue64(r.ctx, 0, p, 1))
 	r.is(driver.NotSupported, r.StreamWaitValue64(r.ctx, 0, p, 1))
-	_, res = r.MemGetHandleForAddressRange(r.ctx, p, chunk)
+	_, res = r.MemGetHandleForAddressRange(r.ctx, p, chunk, 0)
 	r.is(driver.NotSupported, res)
 }
 

@@ -8,7 +8,7 @@ import (
 // MemGetHandleForAddressRange makes a DMA-BUF. Such a descriptor keeps the memory
 // of a range in place for a network card or another device. Here there is none:
 // its file holds no bytes, but pins the memory until it is closed.
-func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64) (int32, driver.Result) {
+func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size uint64, flags driver.RangeHandleFlags) (int32, driver.Result) {
 	ctx, r := a.enterContext(driver.CallMemGetHandleForAddressRange, c)
 	if r != driver.Success {
 		return -1, r
@@ -20,6 +20,8 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 	switch {
 	case ctx.device.attributes[driver.AttrDMABuf] == 0:
 		return -1, driver.NotSupported
+	case flags&^driver.RangeHandlePCIe != 0 || flags != 0 && m.options.DriverVersion < 12080:
+		return -1, driver.InvalidValue
 	case size == 0 || lo%page != 0 || size%page != 0 || !m.backed(lo, size):
 		return -1, driver.InvalidValue
 	}

@@ -301,7 +301,7 @@ func TestADMABufPinsMemoryOfAMakerThatIsGone(t *testing.T) {
 		require.Zero(t, d.MemRelease(h))
 	}
 	require.NoError(t, m.Poke(cuda.Ptr(p), pattern(2*chunk)))
-	fd, r := d.MemGetHandleForAddressRange(ctx, p+4096, 2*chunk-8192)
+	fd, r := d.MemGetHandleForAddressRange(ctx, p+4096, 2*chunk-8192, 0)
 	require.Zero(t, r)
 	got, err := m.Bytes(cuda.Ptr(p), 2*chunk)
 	require.NoError(t, err)

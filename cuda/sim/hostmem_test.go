@@ -128,7 +128,7 @@ func TestAbsurdSizes(t *testing.T) {
 	_, res = r.MemAddressReserve(huge&^(chunk-1), 1<<63, 0)
 	r.is(driver.OutOfMemory, res)
 	if osmem.Linux {
-		_, res = r.MemGetHandleForAddressRange(r.ctx, p, huge&^(chunk-1))
+		_, res = r.MemGetHandleForAddressRange(r.ctx, p, huge&^(chunk-1), 0)
 		r.is(driver.InvalidValue, res)
 	}
 	for what, res := range map[string]driver.Result{

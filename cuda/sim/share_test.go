@@ -269,7 +269,7 @@ func TestDMABufPinsWhatItIsOf(t *testing.T) {
 		r.ok(r.MemMap(p+i*chunk, chunk, 0, h))
 		r.ok(r.MemRelease(h))
 	}
-	fd, res := r.MemGetHandleForAddressRange(r.ctx, p+4096, 2*chunk-8192)
+	fd, res := r.MemGetHandleForAddressRange(r.ctx, p+4096, 2*chunk-8192, 0)
 	r.ok(res)
 	_, res = r.MemImportFromShareableHandle(fdHandle(int(fd)), driver.HandlePosixFD)
 	r.is(driver.Unknown, res)
@@ -277,7 +277,7 @@ func TestDMABufPinsWhatItIsOf(t *testing.T) {
 		p driver.Ptr
 		n uint64
 	}{{p + 1, 4096}, {p, 100}, {p, 0}, {p, 3 * chunk}} {
-		_, res = r.MemGetHandleForAddressRange(r.ctx, bad.p, bad.n)
+		_, res = r.MemGetHandleForAddressRange(r.ctx, bad.p, bad.n, 0)
 		r.is(driver.InvalidValue, res)
 	}
 	r.ok(r.MemUnmap(p, 2*chunk))

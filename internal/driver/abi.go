@@ -81,7 +81,11 @@ type (
 	Advice            uint32
 	RangeAttribute    uint32
 	FuncAttribute     int32
+	RangeHandleFlags  uint64
 )
+
+// RangeHandlePCIe has other devices reach the memory by PCIe, also where there is a faster way.
+const RangeHandlePCIe RangeHandleFlags = 1
 
 const (
 	LocationNone            LocationType = 0

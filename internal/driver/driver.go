@@ -256,10 +256,10 @@ type Driver interface {
 	//cu:hand 10020 cuMemImportFromShareableHandle(uint64_t *h, uintptr_t os, uint32_t t)
 	MemImportFromShareableHandle(s ShareableHandle, t HandleTypes) (h MemHandle, r Result)
 	// MemGetHandleForAddressRange makes a DMA-BUF descriptor of a mapped
-	// range. It belongs to the caller.
+	// range. It belongs to the caller. Drivers before CUDA 12.8 have no flags.
 	//
 	//cu:hand 11070 cuMemGetHandleForAddressRange(void *out, uint64_t p, size_t size, uint32_t t, uint64_t flags)
-	MemGetHandleForAddressRange(c Context, p Ptr, size uint64) (fd int32, r Result)
+	MemGetHandleForAddressRange(c Context, p Ptr, size uint64, flags RangeHandleFlags) (fd int32, r Result)
 
 	// MulticastCreate makes a multicast object, whose handle MemMap, MemRelease
 	// and the calls for shareable handles take as they take memory's. A real

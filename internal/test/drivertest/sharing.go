@@ -294,7 +294,7 @@ var sharing = []Case{
 		Needs: needs(dmaBuf, entryPoints(driver.CallMemGetHandleForAddressRange)),
 		Run: func(t *T) {
 			p, _ := t.memory(t.chunk)
-			fd, r := t.D.MemGetHandleForAddressRange(t.ctx, p, t.chunk)
+			fd, r := t.D.MemGetHandleForAddressRange(t.ctx, p, t.chunk, 0)
 			t.ok(r, "DMA-BUF descriptor")
 			if err := closeDescriptor(int(fd)); err != nil {
 				t.Errorf("close of descriptor %d: %v", fd, err)
