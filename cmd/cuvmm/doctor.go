@@ -164,7 +164,9 @@ func trials(devices []*cuda.Device, h host, driver string, shared bool) (all []f
 		}
 		if p, err := dev.Probe(); shared && err == nil && p.PosixFD {
 			h.progress.step("sharing memory of device %d with a child process", dev.Ordinal())
-			all = append(all, shareWithChild(dev, h, driver).on(dev.Ordinal()))
+			for _, f := range shareWithChild(dev, h, driver) {
+				all = append(all, f.on(dev.Ordinal()))
+			}
 		}
 	}
 	h.progress.step("trying what the devices share")

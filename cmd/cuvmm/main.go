@@ -107,7 +107,7 @@ func runCommand(args []string, out, complaints io.Writer, h host) (int, error) {
 		return exitOK, nil
 	}
 	if args[0] == importTrial {
-		return importInChild(args[1:], complaints, h), nil
+		return importInChild(args[1:], out, complaints, h), nil
 	}
 	all := commands()
 	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
