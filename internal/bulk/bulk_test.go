@@ -566,3 +566,24 @@ func TestAfter(t *testing.T) {
 		require.NoError(t, graph.Close())
 	})
 }
+
+// Whatever the length and the number of threads, the pieces fit into their room, and none is lost.
+func TestPiecesOfAStream(t *testing.T) {
+	for _, n := range []uint64{1, 4095, 4097, mib, 15*mib + 1, 100 * mib, 5 << 30} {
+		for _, threads := range []int{1, 2, 3, 7, 16, 241, 1024} {
+			lengths, most := bulk.Pieces(n, threads)
+			sum := uint64(0)
+			for i, l := range lengths {
+				require.LessOrEqual(t, l, most)
+				if i < len(lengths)-1 {
+					require.Zero(t, l%4096)
+				}
+				sum += l
+			}
+			require.Equal(t, n, sum)
+		}
+	}
+	lengths, most := bulk.Pieces(5<<30, 16)
+	require.Less(t, lengths[0], most/15, "the first is short, so that the link has work soon")
+	require.NotEqual(t, lengths[0], lengths[1], "and the workers are out of step")
+}

@@ -29,3 +29,20 @@ func (e *Engine) Retained() uint64 {
 	defer e.store.mu.Unlock()
 	return e.store.idleBytes
 }
+
+// Pieces returns the lengths of the pieces of a stream of so many bytes, and the most that each has
+// room for.
+func Pieces(bytes uint64, threads int) (lengths []uint64, most uint64) {
+	t := &transfer{plan: &plan{bytes: bytes}}
+	_, room := t.divide(uint64(threads))
+	for at := uint64(0); ; {
+		offset, n, ok := t.next()
+		if !ok {
+			return lengths, room - Slack
+		}
+		if offset != at {
+			panic("pieces that do not follow each other")
+		}
+		lengths, at = append(lengths, uint64(n)), at+uint64(n)
+	}
+}

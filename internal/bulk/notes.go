@@ -48,7 +48,8 @@ package bulk
 // Backing.Out submits from one goroutine; with slabs that are not pinned yet, from those that
 // pin them, each behind its slab (pinning.go). Fill and Drain have
 // workers with two pieces each, one being copied while the other is read or written (ring.go).
-// They pin their own pieces when they begin.
+// They pin their own pieces when they begin, with first pieces of different lengths, so that some
+// are read while others are copied.
 //
 // # Endings
 //

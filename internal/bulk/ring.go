@@ -15,6 +15,9 @@ import (
 // Slack is how many bytes of room a piece has besides those that are asked of a reader.
 const Slack = 64 << 10
 
+// stepUnit is what pieces are multiples of: whole blocks of files.
+const stepUnit = 4 << 10
+
 // leastPiece is the size of the pieces of a short stream of bytes.
 const leastPiece = 1 << 20
 
@@ -103,16 +106,38 @@ type worker struct {
 type transfer struct {
 	plan  *plan
 	piece uint64 // bytes
-	taken atomic.Uint64
+	// Of the first pieces, as many as early, each has a step more than the one before. Workers that
+	// begin with pieces of one length stay in step, and the link idles while all of them read.
+	early, step uint64
+	taken       atomic.Uint64 // pieces
+}
+
+// divide decides the sizes of the pieces for so many threads at most, and returns how many workers
+// there are, and how much room each piece has. A short stream has smaller pieces and fewer workers.
+func (t *transfer) divide(threads uint64) (workers, room uint64) {
+	room = leastPiece
+	for room < pieceBytes && threads*2*(room-Slack) < t.plan.bytes {
+		room *= 2
+	}
+	t.piece = room - Slack
+	workers = min(threads, (t.plan.bytes+t.piece-1)/t.piece)
+	t.early = min(workers, t.piece/stepUnit)
+	t.step = t.piece / t.early / stepUnit * stepUnit
+	return workers, room
 }
 
 // next returns the next piece of the stream.
 func (t *transfer) next() (offset uint64, n int, ok bool) {
-	offset = t.taken.Add(t.piece) - t.piece
+	i := t.taken.Add(1) - 1
+	before := min(i, t.early)
+	offset, size := t.step*before*(before+1)/2+(i-before)*t.piece, t.piece
+	if i < t.early {
+		size = t.step * (i + 1)
+	}
 	if offset >= t.plan.bytes {
 		return 0, 0, false
 	}
-	return offset, int(min(t.piece, t.plan.bytes-offset)), true
+	return offset, int(min(size, t.plan.bytes-offset)), true
 }
 
 // copy submits the copies of a piece, as many as it has segments.
@@ -143,13 +168,7 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 	if t.plan.bytes == 0 {
 		return nil
 	}
-	// A short stream has smaller pieces and fewer workers.
-	threads, room := uint64(o.threads()), uint64(leastPiece)
-	for room < pieceBytes && threads*2*(room-Slack) < t.plan.bytes {
-		room *= 2
-	}
-	t.piece = room - Slack
-	threads = min(threads, (t.plan.bytes+t.piece-1)/t.piece)
+	threads, room := t.divide(uint64(o.threads()))
 
 	losses := e.sys().Losses()
 	slabs, err := e.store.get(o.Op, e.node(), slices.Repeat([]uint64{2 * room}, int(threads)))
