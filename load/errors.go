@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -68,6 +69,9 @@ func (e *Error) of(op, file string) *Error {
 func ioError(op, file, what string, err error) *Error {
 	if path := new(fs.PathError); errors.As(err, &path) {
 		err = path.Err
+	}
+	if link := new(os.LinkError); errors.As(err, &link) {
+		err = link.Err
 	}
 	return &Error{Op: op, File: file, Asked: what, cause: err}
 }

@@ -108,6 +108,8 @@ func saveError(op, path string, err error) error {
 		e.Hint = "make its folder first"
 	case errors.Is(err, fs.ErrPermission):
 		e.Hint = "let this user write its folder"
+	case errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.EEXIST):
+		e.Hint = "name a file, not a folder"
 	}
 	return e
 }

@@ -168,6 +168,7 @@ func TestASaveThatFails(t *testing.T) {
 	require.ErrorAs(t, err, &e)
 	require.Equal(t, path, e.File)
 	require.ErrorIs(t, save(t.Context(), filepath.Join(filepath.Dir(path), "absent", "x"), one), os.ErrNotExist)
+	require.ErrorIs(t, save(t.Context(), filepath.Dir(path), one), syscall.EISDIR)
 	for _, wrong := range []load.Saving{
 		named(""), named("__metadata__"), named("\xff"),
 		{Name: "w", Element: handles.Record, Shape: []int{1}, From: b.Ptr()},

@@ -96,6 +96,10 @@ type Replacement struct {
 
 // Replace begins a file of so many bytes, whose space it reserves if the file system can.
 func Replace(folder, name string, bytes int64) (*Replacement, error) {
+	path := filepath.Join(folder, name)
+	if info, err := os.Stat(path); err == nil && info.IsDir() { // before much is written
+		return nil, &fs.PathError{Op: "replace", Path: path, Err: syscall.EISDIR}
+	}
 	beside := fmt.Sprintf(".%s.%016x.partial", name, rand.Uint64())
 	f, err := os.OpenFile(filepath.Join(folder, beside), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 	if err != nil {

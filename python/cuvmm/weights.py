@@ -21,7 +21,7 @@ from .shared import Shared, empty
 
 _ALIGN = 256
 _PIECE = 4 << 20
-_MOST_THREADS = 16
+_MOST_THREADS, _THREADS_LIMIT = 16, 256
 _NUMBERS = {e.name: n for n, e in TENSOR_ELEMENTS.items()}
 
 
@@ -182,8 +182,8 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
     (FormatError). A file that is written meanwhile is a ChangedError; after an error the contents of ``into`` are undefined.
     """
     threads = whole(threads, "threads") or min(_MOST_THREADS, os.cpu_count() or 1)
-    if threads < 1:
-        raise ArgumentError(counted(threads, "thread"), "pass a positive number, or 0")
+    if not 1 <= threads <= _THREADS_LIMIT:
+        raise ArgumentError(counted(threads, "thread"), f"pass 1 to {_THREADS_LIMIT}, or 0")
     if into is not None and into.dtype != "uint8":
         raise ArgumentError(f"memory of {into.dtype}", 'pass memory of cuvmm.empty(..., "uint8")')
     model = Model(os.fspath(path))
