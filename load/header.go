@@ -2,7 +2,7 @@ package load
 
 import (
 	"encoding/binary"
-	"fmt"
+	"encoding/hex"
 	"math"
 	"slices"
 	"strings"
@@ -200,9 +200,15 @@ func (h *header) readDigests() error {
 		return badHeader("", "metadata %s of %s for %s", digestsKey, errs.Bytes(len(all)), errs.Count(len(h.tensors), "tensor"))
 	}
 	for i := range h.tensors {
-		h.tensors[i].Digest = "crc32c:" + all[8*i:8*i+8]
+		h.tensors[i].Digest = digestName + all[8*i:8*i+8]
 	}
 	return nil
 }
 
-func digest(crc uint32) string { return fmt.Sprintf("crc32c:%08x", crc) }
+// digestName precedes the digits of a digest.
+const digestName = "crc32c:"
+
+// appendDigest appends the text of a digest, without the cost of fmt: there may be many.
+func appendDigest(b []byte, crc uint32) []byte {
+	return hex.AppendEncode(append(b, digestName...), binary.BigEndian.AppendUint32(nil, crc))
+}

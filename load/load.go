@@ -139,7 +139,7 @@ func (m *Model) Load(ctx context.Context, o Options, on *cuda.Stream, parts ...P
 	}
 	l := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: segments}
 	digests = make([]string, len(parts))
-	err = l.run(ctx, o, on, func(it *item, crc uint32) { digests[it.part] = digest(crc) })
+	err = l.run(ctx, o, on, func(it *item, digest string) { digests[it.part] = digest })
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (m *Model) item(op string, p Part) (item, error) {
 	if p.of == nil {
 		return item{}, errZeroPart(op)
 	}
-	if m.byName[p.of.Name] != p.of {
+	if i, there := m.byName[p.of.Name]; !there || &m.tensors[i] != p.of {
 		return item{}, errs.Invalid(op, fmt.Sprintf("a part of tensor %s of another model", errs.Words(p.of.Name)), "take parts from the model that loads them")
 	}
 	if n := p.Size(); n != p.room || n > 0 && p.at == 0 {
@@ -159,11 +159,7 @@ func (m *Model) item(op string, p Part) (item, error) {
 			Asked: fmt.Sprintf("%s of tensor %s for %s of memory at %#x", errs.Bytes(n), errs.Words(p.of.Name), errs.Bytes(p.room), uint64(p.at)),
 			Hint:  "name memory of Part.Size bytes with Part.To"})
 	}
-	it := item{block: p.block(), tensor: p.of}
-	if p.whole() {
-		it.want = p.of.Digest
-	}
-	return it, nil
+	return item{block: p.block(), tensor: p.of}, nil
 }
 
 // arrange puts items in the order in which they are read, with their places in the stream of
@@ -188,7 +184,7 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 	to := segments(items)
 	byFile := slices.Clone(items)
 	slices.SortStableFunc(byFile, func(a, b item) int {
-		if c := cmp.Compare(a.file.path, b.file.path); c != 0 {
+		if c := cmp.Compare(a.tensor.file.path, b.tensor.file.path); c != 0 {
 			return c
 		}
 		return cmp.Compare(a.offset, b.offset)
@@ -226,33 +222,46 @@ func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *hand
 	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
 	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m,
 		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(l.Bytes)}}}
-	err = in.run(ctx, o, on, func(it *item, crc uint32) { made.Tensors[it.part].Digest = digest(crc) })
+	err = in.run(ctx, o, on, func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
 	if err != nil {
 		return nil, err
 	}
 	return made, nil
 }
 
-// laidOut returns the items of a layout, by its offsets.
+// laidOut checks a layout and returns its items. There may be very many tensors, so it makes as
+// little of each as it can: names and shapes are checked by being the model's.
 func (m *Model) laidOut(op string, l *handles.Manifest) ([]item, error) {
 	if l == nil {
 		return nil, errs.Invalid(op, "no layout", "pass one of Model.Layout")
 	}
-	if err := l.Validate(); err != nil {
-		return nil, err
+	if l.Bytes < 0 {
+		return nil, l.Validate()
 	}
-	items := make([]item, len(l.Tensors))
+	items, end := make([]item, len(l.Tensors)), 0
+	taken := make([]bool, len(m.tensors))
 	for i := range l.Tensors {
 		want := &l.Tensors[i]
-		p, err := m.Part(want.Name)
-		if err != nil {
-			return nil, err
+		at := i // where Model.Layout has it
+		if at >= len(m.tensors) || m.tensors[at].Name != want.Name {
+			var there bool
+			if at, there = m.byName[want.Name]; !there {
+				return nil, m.noTensor(op, want.Name)
+			}
 		}
-		if p.of.Element != want.Element || !slices.Equal(p.of.Shape, want.Shape) {
-			return nil, &Error{Op: op, File: p.of.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
-				Asked: fmt.Sprintf("%v %v, where the layout has %v %v", p.of.Element, p.of.Shape, want.Element, want.Shape), Hint: "use a layout of this model"}
+		t := &m.tensors[at]
+		if t.Element != want.Element || !slices.Equal(t.Shape, want.Shape) {
+			return nil, &Error{Op: op, File: t.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
+				Asked: fmt.Sprintf("%v %v, where the layout has %v %v", t.Element, t.Shape, want.Element, want.Shape), Hint: "use a layout of this model"}
 		}
-		items[i] = item{block: p.block(), tensor: p.of, start: int64(want.Offset), part: i, want: p.of.Digest}
+		n := t.Size()
+		if taken[at] || want.Offset < end || want.Offset > l.Bytes || n > l.Bytes-want.Offset {
+			if err := l.Validate(); err != nil { // which says what is wrong
+				return nil, err
+			}
+		}
+		taken[at], end = true, want.Offset+n
+		items[i] = item{block: block{offset: int64(t.Offset), bytes: int64(n)}, tensor: t, start: int64(want.Offset), part: i}
 	}
 	return items, nil
 }
@@ -288,7 +297,7 @@ func (s *source) Fill(ctx context.Context, on *cuda.Stream, mem vmm.Memory, at c
 	}
 	l := loading{reading: reading{op: op, how: s.o.Reading, items: s.items, base: int64(base)}, m: s.m,
 		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(n)}}}
-	return l.run(ctx, s.o, on, func(*item, uint32) {})
+	return l.run(ctx, s.o, on, func(*item, string) {})
 }
 
 // loading is a reading with the memory that it is copied to.
@@ -299,7 +308,7 @@ type loading struct {
 }
 
 // run loads, and calls f with the digest of each item. The model is entered.
-func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it *item, crc uint32)) error {
+func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it *item, digest string)) error {
 	st, err := usable(ctx, l.op, o, on, l.to)
 	if err != nil {
 		return err
@@ -323,7 +332,7 @@ func (o Options) copies(op string, st *core.Stream, copy func(bulk.Options) erro
 
 // compared has read read everything, requires that no file changed meanwhile, compares the
 // digests, and calls f with that of each item.
-func (l *loading) compared(o Options, read func() error, f func(it *item, crc uint32)) error {
+func (l *loading) compared(o Options, read func() error, f func(it *item, digest string)) error {
 	if err := l.direct(); err != nil {
 		return err
 	}
@@ -331,7 +340,7 @@ func (l *loading) compared(o Options, read func() error, f func(it *item, crc ui
 		return err
 	}
 	if !o.NoDigests {
-		l.sums = new(sums)
+		l.sums = newSums(l.items)
 	}
 	if err := read(); err != nil {
 		return err
@@ -340,19 +349,19 @@ func (l *loading) compared(o Options, read func() error, f func(it *item, crc ui
 		return err
 	}
 	var err error
-	l.sums.each(l.items, func(i int, crc uint32) {
-		it := &l.items[i]
-		if it.want != "" && it.want != digest(crc) && err == nil {
-			err = &Error{Op: l.op, File: it.file.path, Tensor: it.tensor.Name, kind: ErrDigest,
-				Asked: digest(crc) + ", where the file declares " + it.want, Hint: hintFormat}
+	const size = len(digestName) + 8
+	text := make([]byte, 0, size*len(l.items))
+	l.sums.each(func(_ int, crc uint32) { text = appendDigest(text, crc) })
+	digests := string(text) // one for all of them
+	l.sums.each(func(i int, _ uint32) {
+		it, digest := &l.items[i], digests[:size]
+		digests = digests[size:]
+		if want := it.want(); want != "" && want != digest && err == nil {
+			err = &Error{Op: l.op, File: it.tensor.file.path, Tensor: it.tensor.Name, kind: ErrDigest,
+				Asked: digest + ", where the file declares " + want, Hint: hintFormat}
 		}
-		f(it, crc)
+		f(it, digest)
 	})
-	for i := range l.items {
-		if l.items[i].bytes == 0 {
-			f(&l.items[i], 0)
-		}
-	}
 	return err
 }
 

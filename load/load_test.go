@@ -250,6 +250,12 @@ func TestWhatCannotBeLoadedIsRefused(t *testing.T) {
 	}
 	require.ErrorIs(t, into(l, l.Bytes-1), cuda.ErrOutOfRange)
 	require.ErrorIs(t, into(nil, kib), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, into(&handles.Manifest{Bytes: -1}, kib), handles.ErrManifest)
+	twice := *l
+	twice.Bytes, twice.Tensors = kib, append([]handles.Tensor{}, l.Tensors...)
+	twice.Tensors[1] = twice.Tensors[0]
+	twice.Tensors[1].Offset = 512
+	require.ErrorIs(t, into(&twice, kib), handles.ErrManifest)
 	wrong := *l
 	wrong.Tensors = append([]handles.Tensor{}, l.Tensors...)
 	wrong.Tensors[0].Shape = []int{6, 8}

@@ -27,7 +27,7 @@ const (
 type Model struct {
 	files    []*file
 	tensors  []tensor // by file, and by place in it
-	byName   map[string]*tensor
+	byName   map[string]int
 	metadata map[string]string
 
 	running sync.RWMutex // held for reading by loads
@@ -59,7 +59,7 @@ type Tensor struct {
 // model.
 func OpenSafetensors(path string) (*Model, error) {
 	const op = "load.OpenSafetensors"
-	m := &Model{byName: map[string]*tensor{}}
+	m := &Model{byName: map[string]int{}}
 	info, err := os.Stat(path)
 	switch {
 	case err != nil:
@@ -73,7 +73,7 @@ func OpenSafetensors(path string) (*Model, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	for i := range m.tensors {
-		m.byName[m.tensors[i].Name] = &m.tensors[i]
+		m.byName[m.tensors[i].Name] = i
 	}
 	return m, nil
 }

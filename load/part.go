@@ -20,11 +20,16 @@ type Part struct {
 
 // Part returns a tensor as a whole, which is nowhere yet: see [Part.To].
 func (m *Model) Part(name string) (Part, error) {
-	t := m.byName[name]
-	if t == nil {
-		return Part{}, &Error{Op: "load.Model.Part", File: m.name(), Tensor: name, Hint: "take a name from Model.Tensors", kind: ErrNoTensor}
+	i, there := m.byName[name]
+	if !there {
+		return Part{}, m.noTensor("load.Model.Part", name)
 	}
+	t := &m.tensors[i]
 	return Part{of: t, from: make([]int, len(t.Shape)), to: slices.Clone(t.Shape)}, nil
+}
+
+func (m *Model) noTensor(op, name string) error {
+	return &Error{Op: op, File: m.name(), Tensor: name, Hint: "take a name from Model.Tensors", kind: ErrNoTensor}
 }
 
 // name is that of the first file.
@@ -120,52 +125,59 @@ func (p Part) Size() int {
 	return t.Size()
 }
 
-// whole reports whether the part is all of its tensor.
-func (p Part) whole() bool { return p.Size() == p.of.Size() }
-
-// block is where the bytes of a part are in a file: runs of one length, at the strides of the
-// outer dimensions.
+// block is where the bytes of a part are in its tensor's file.
 type block struct {
-	file   *file
-	offset int64 // of the first run
-	run    int64 // bytes
+	offset int64 // of the first
 	bytes  int64
+	rows   *rows // nil if they follow each other
+}
+
+// rows are runs of one length, at the strides of the outer dimensions.
+type rows struct {
+	run int64 // bytes
 	// counts and strides of the runs, by dimension, the outermost first.
 	counts, strides []int64
 }
 
 func (p Part) block() block {
-	b := block{file: p.of.file, offset: int64(p.of.Offset), run: int64(p.of.Element.Size()), bytes: int64(p.Size())}
-	stride, dim := b.run, len(p.from)-1
+	b := block{offset: int64(p.of.Offset), bytes: int64(p.Size())}
+	stride, dim := int64(p.of.Element.Size()), len(p.from)-1
 	for ; dim >= 0 && p.from[dim] == 0 && p.to[dim] == p.of.Shape[dim]; dim-- {
 		stride *= int64(p.of.Shape[dim])
 	}
-	b.run = stride
-	if dim >= 0 { // the innermost that is cut: its elements follow each other
-		b.run *= int64(p.to[dim] - p.from[dim])
-		b.offset += stride * int64(p.from[dim])
-		stride *= int64(p.of.Shape[dim])
+	if dim < 0 {
+		return b
 	}
-	for dim--; dim >= 0; dim-- {
-		b.counts = append(b.counts, int64(p.to[dim]-p.from[dim]))
-		b.strides = append(b.strides, stride)
-		b.offset += stride * int64(p.from[dim])
+	// The innermost that is cut: its elements follow each other.
+	r := &rows{run: stride * int64(p.to[dim]-p.from[dim])}
+	b.offset += stride * int64(p.from[dim])
+	for dim > 0 {
 		stride *= int64(p.of.Shape[dim])
+		dim--
+		r.counts = append(r.counts, int64(p.to[dim]-p.from[dim]))
+		r.strides = append(r.strides, stride)
+		b.offset += stride * int64(p.from[dim])
 	}
-	slices.Reverse(b.counts)
-	slices.Reverse(b.strides)
+	slices.Reverse(r.counts)
+	slices.Reverse(r.strides)
+	b.rows = r
 	return b
 }
 
 // each calls f for the runs of n bytes of the block from byte at on, with their places in the
 // file.
 func (b *block) each(at, n int64, f func(offset, n int64)) {
+	r := b.rows
+	if r == nil {
+		f(b.offset+at, n)
+		return
+	}
 	for n > 0 {
-		i, in := at/b.run, at%b.run
-		offset, part := b.offset+in, min(b.run-in, n)
-		for d := len(b.counts) - 1; d >= 0; d-- {
-			offset += i % b.counts[d] * b.strides[d]
-			i /= b.counts[d]
+		i, in := at/r.run, at%r.run
+		offset, part := b.offset+in, min(r.run-in, n)
+		for d := len(r.counts) - 1; d >= 0; d-- {
+			offset += i % r.counts[d] * r.strides[d]
+			i /= r.counts[d]
 		}
 		f(offset, part)
 		at, n = at+part, n-part

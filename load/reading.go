@@ -32,8 +32,15 @@ type item struct {
 	block
 	tensor *tensor
 	start  int64
-	part   int    // whose it is among the caller's
-	want   string // the digest that the file declares, or empty
+	part   int // whose it is among the caller's
+}
+
+// want is the digest that the file declares of the item's bytes, or empty.
+func (it *item) want() string {
+	if it.bytes != int64(it.tensor.Size()) {
+		return ""
+	}
+	return it.tensor.Digest
 }
 
 // reading reads a stream of bytes, which items are places of, from files. What lies between
@@ -96,11 +103,7 @@ func (r *reading) read(ctx context.Context, buf []byte, offset uint64, n int) (a
 	p.clear()
 	p.summed(n)
 	if r.sums != nil {
-		parts := make([]partSum, len(p.spans))
-		for i, s := range p.spans {
-			parts[i] = partSum{s.item, s.within, int64(s.n), s.crc}
-		}
-		r.sums.add(parts)
+		r.sums.add(p.spans)
 	}
 	return at, nil
 }
@@ -109,6 +112,7 @@ func (r *reading) read(ctx context.Context, buf []byte, offset uint64, n int) (a
 func spansOf(items []item, offset int64, n int) (all []span) {
 	end := offset + int64(n)
 	i := sort.Search(len(items), func(i int) bool { return items[i].start+items[i].bytes > offset })
+	all = make([]span, 0, sort.Search(len(items)-i, func(j int) bool { return items[i+j].start >= end }))
 	for ; i < len(items) && items[i].start < end; i++ {
 		it := &items[i]
 		from := max(offset, it.start)
@@ -125,7 +129,7 @@ func (p *piece) find(offset int64, n int) {
 		it.each(s.within, int64(s.n), func(offset, n int64) {
 			if last := len(p.runs) - 1; last >= 0 {
 				l := &p.runs[last]
-				if l.tensor.file == it.file && l.offset+int64(l.n) == offset && l.at+l.n == at {
+				if l.tensor.file == it.tensor.file && l.offset+int64(l.n) == offset && l.at+l.n == at {
 					l.n, at = l.n+int(n), at+int(n)
 					return
 				}

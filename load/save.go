@@ -27,6 +27,10 @@ import (
 // every disk can begin there.
 const blockBytes = 4 << 10
 
+// saveThreads is how many threads write: file systems let one at a time write a file, and the
+// others wait by spinning.
+const saveThreads = 4
+
 // Saving is a tensor to save.
 type Saving struct {
 	Name    string
@@ -51,7 +55,7 @@ type SaveOptions struct {
 	Metadata map[string]string
 	// NoDigests leaves the digests out of the file.
 	NoDigests bool
-	// Threads is how many threads write; 0 chooses up to 16.
+	// Threads is how many threads write; 0 chooses.
 	Threads int
 	// Progress is that of Options.
 	Progress func(Progress)
@@ -71,7 +75,7 @@ func SaveSafetensors(ctx context.Context, o SaveOptions, on *cuda.Stream, path s
 	if err != nil {
 		return err
 	}
-	in := Options{NoDigests: o.NoDigests, Threads: o.Threads, Progress: o.Progress}
+	in := Options{Threads: cmp.Or(o.Threads, saveThreads), Progress: o.Progress}
 	st, err := usable(ctx, op, in, on, s.from)
 	if err != nil {
 		return err
@@ -151,7 +155,7 @@ func newSave(op string, o SaveOptions, tensors []Saving) (*save, error) {
 	}
 	for i, t := range checked.Tensors {
 		n := int64(t.Size())
-		s.items = append(s.items, item{block: block{bytes: n, run: n}, tensor: &tensor{Tensor: t}, part: i})
+		s.items = append(s.items, item{block: block{bytes: n}, tensor: &tensor{Tensor: t}, part: i})
 	}
 	slices.SortStableFunc(s.items, func(a, b item) int {
 		return cmp.Or(cmp.Compare(class(a), class(b)), cmp.Compare(b.tensor.Element.Size(), a.tensor.Element.Size()), cmp.Compare(a.tensor.Name, b.tensor.Name))
@@ -163,7 +167,7 @@ func newSave(op string, o SaveOptions, tensors []Saving) (*save, error) {
 		s.from = append(s.from, bulk.Segment{Ptr: driver.Ptr(tensors[it.part].From), Bytes: uint64(it.bytes)})
 	}
 	if !o.NoDigests {
-		s.sums = new(sums)
+		s.sums = newSums(s.items)
 	}
 	s.makeHeader(o)
 	if len(s.text)-lengthBytes > maxHeader {
@@ -232,11 +236,12 @@ func (s *save) makeHeader(o SaveOptions) {
 // write is a bulk.Write.
 func (s *save) write(ctx context.Context, piece []byte, offset uint64) error {
 	if s.sums != nil {
-		var parts []partSum
-		for _, sp := range spansOf(s.items, int64(offset), len(piece)) {
-			parts = append(parts, partSum{sp.item, sp.within, int64(sp.n), crc32.Checksum(piece[sp.at:sp.at+sp.n], castagnoli)})
+		spans := spansOf(s.items, int64(offset), len(piece))
+		for i := range spans {
+			sp := &spans[i]
+			sp.crc = crc32.Checksum(piece[sp.at:sp.at+sp.n], castagnoli)
 		}
-		s.sums.add(parts)
+		s.sums.add(spans)
 	}
 	for done := 0; done < len(piece); done += stepBytes {
 		if err := context.Cause(ctx); err != nil {
@@ -251,7 +256,7 @@ func (s *save) write(ctx context.Context, piece []byte, offset uint64) error {
 
 func (s *save) writeHeader() error {
 	if s.sums != nil {
-		s.sums.each(s.items, func(item int, crc uint32) {
+		s.sums.each(func(item int, crc uint32) {
 			copy(s.text[s.digests+8*item:], fmt.Sprintf("%08x", crc))
 		})
 	}

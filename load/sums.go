@@ -1,6 +1,7 @@
 package load
 
 import (
+	"cmp"
 	"hash/crc32"
 	"slices"
 	"sync"
@@ -10,6 +11,11 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // sums are the CRC-32C of items, whose bytes pass in pieces, in any order.
 type sums struct {
+	items []item
+	// crcs has the sums of items that passed as a whole, which passed says.
+	crcs   []uint32
+	passed []bool
+
 	mu    sync.Mutex
 	parts []partSum
 }
@@ -21,19 +27,28 @@ type partSum struct {
 	crc   uint32
 }
 
-func (s *sums) add(parts []partSum) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.parts = append(s.parts, parts...)
+func newSums(items []item) *sums {
+	return &sums{items: items, crcs: make([]uint32, len(items)), passed: make([]bool, len(items))}
+}
+
+// add takes the sums of a piece's spans. Several goroutines may call it.
+func (s *sums) add(spans []span) {
+	for i := range spans {
+		sp := &spans[i]
+		if int64(sp.n) == s.items[sp.item].bytes { // so no other piece has any of it
+			s.crcs[sp.item], s.passed[sp.item] = sp.crc, true
+			continue
+		}
+		s.mu.Lock()
+		s.parts = append(s.parts, partSum{sp.item, sp.within, int64(sp.n), sp.crc})
+		s.mu.Unlock()
+	}
 }
 
 // each calls f with the sum of each item of which all bytes have passed.
-func (s *sums) each(items []item, f func(item int, crc uint32)) {
+func (s *sums) each(f func(item int, crc uint32)) {
 	slices.SortFunc(s.parts, func(a, b partSum) int {
-		if a.item != b.item {
-			return a.item - b.item
-		}
-		return int(a.at - b.at)
+		return cmp.Or(cmp.Compare(a.item, b.item), cmp.Compare(a.at, b.at))
 	})
 	for rest := s.parts; len(rest) > 0; {
 		first := rest[0]
@@ -45,8 +60,13 @@ func (s *sums) each(items []item, f func(item int, crc uint32)) {
 			}
 			rest = rest[1:]
 		}
-		if n == items[first.item].bytes {
-			f(first.item, crc)
+		if n == s.items[first.item].bytes {
+			s.crcs[first.item], s.passed[first.item] = crc, true
+		}
+	}
+	for i := range s.items {
+		if s.passed[i] || s.items[i].bytes == 0 {
+			f(i, s.crcs[i])
 		}
 	}
 }

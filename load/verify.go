@@ -39,7 +39,7 @@ func (m *Model) Verify(ctx context.Context, o Options, l *handles.Manifest) (*ha
 	v := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m}
 	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
 	err = v.compared(o, func() error { return v.readAll(ctx, o, int64(l.Bytes)) },
-		func(it *item, crc uint32) { made.Tensors[it.part].Digest = digest(crc) })
+		func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
 	if err != nil {
 		return nil, err
 	}
