@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"runtime"
-	"runtime/debug"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -225,31 +224,13 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 		if err != nil {
 			return err
 		}
-		err = fill(ctx, o.Source, s, public[m.Status()], cuda.Ptr(at), int(n))
+		err = returned("Source.Fill", func() error { return o.Source.Fill(ctx, s, public[m.Status()], cuda.Ptr(at), int(n)) })
 		if waited := s.Synchronize(); err == nil {
 			err = waited
 		}
 		return err
 	}
 	return in, nil
-}
-
-// fill has the source write, and returns a panic of it, or the end of its goroutine, as an error:
-// the memory sleeps on.
-func fill(ctx context.Context, from Source, s *cuda.Stream, m Memory, at cuda.Ptr, n int) (err error) {
-	ended := make(chan struct{})
-	go func() { // of its own, since runtime.Goexit would leave Resume where it is
-		defer close(ended)
-		defer func() {
-			if p := recover(); p != nil {
-				err = fmt.Errorf("Source.Fill panicked: %v\n%s", p, debug.Stack())
-			}
-		}()
-		err = errors.New("Source.Fill ended its goroutine (runtime.Goexit, as FailNow of a test does)")
-		err = from.Fill(ctx, s, m, at, n)
-	}()
-	<-ended
-	return err
 }
 
 func lackOf(op string, m suspend.Member, h *phys.Handle, all uint64, r driver.Result, short error) error {

@@ -227,6 +227,9 @@ func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, f := range s.Followers {
 		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s\n", "", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
 	}
+	if n := s.Totals.Suspended; n > 0 {
+		fmt.Fprintf(out, "%8s  sleeps: %s of memory are suspended\n", "", size(s.Totals.SuspendedBytes))
+	}
 	if n := s.Totals.Leftovers; n > 0 {
 		fmt.Fprintf(out, "%8s  %s that could not be given back, tried again: %s of memory\n", "", errs.Count(n, "resource"), size(s.Totals.LeftoverBytes))
 	}

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/stretchr/testify/require"
 )
@@ -89,6 +90,7 @@ func TestWhatProcessesShare(t *testing.T) {
 			{PID: 6, Bytes: 6 << 20, Pinned: 5 << 20, Since: time.Now()}, {PID: 7, Refused: "no memory"}}}},
 		Followers: []inspect.Follower{{Name: "index", PID: 8, Bytes: 2 << 20, Stuck: "the publisher is gone"}},
 		Leases:    []inspect.Lease{{Bytes: 1}},
+		Totals:    cuda.Stats{Suspended: 3, SuspendedBytes: 40 << 30},
 	}}}, "")
 	for _, want := range []string{
 		`publishes "weights": 1 MiB, 2 followers, 5 MiB pinned`,
@@ -96,6 +98,7 @@ func TestWhatProcessesShare(t *testing.T) {
 		"process 7 has 0 B; refused the last generation: no memory\n",
 		`follows "index" of process 8: 2 MiB; stuck: the publisher is gone`,
 		"1 leases are open",
+		"sleeps: 40 GiB of memory are suspended",
 	} {
 		require.Contains(t, out.String(), want)
 	}

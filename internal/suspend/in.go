@@ -99,6 +99,11 @@ func (s *Suspension) resume(ctx context.Context, op string, members []Member) er
 		p.m.Release()
 	}
 	s.prune()
+	if err == nil {
+		for _, p := range places {
+			p.tellBack()
+		}
+	}
 	return err
 }
 

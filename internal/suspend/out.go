@@ -74,9 +74,16 @@ func devicesOf(p *plan) (all []driver.Device) {
 // out takes the memory of members that Begin took out of use. wait waits for the GPU. Until
 // the first memory is unmapped, an error or the end of the context undoes everything. From then
 // on it goes forward: what cannot be copied any more stays.
-func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error) error {
+func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error) (err error) {
 	defer func() { s.turn <- struct{}{} }()
 	places := s.asked
+	defer func() {
+		if err != nil {
+			for _, p := range places {
+				p.tellBack()
+			}
+		}
+	}()
 	return locked(places, func() (err error) {
 		p := new(plan)
 		defer func() {
@@ -100,7 +107,12 @@ func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error)
 			return err
 		}
 		going := p.going()
-		if err := s.save(ctx, op, going, func() error { return wait(p) }); err != nil {
+		if err := s.save(ctx, op, going, func() error {
+			if err := wait(p); err != nil {
+				return err
+			}
+			return s.tellLeaving(ctx)
+		}); err != nil {
 			if !slices.ContainsFunc(going, func(c *chunk) bool { return c.given }) {
 				return err
 			}

@@ -52,6 +52,7 @@ type Status struct {
 	state atomic.Uint32
 	in    atomic.Pointer[place] // nil while awake
 	gone  atomic.Bool           // the member is closed, and torn down
+	told  registrants
 }
 
 // place is a member as its Suspension knows it.
@@ -59,6 +60,7 @@ type place struct {
 	of    *Suspension
 	m     Member
 	sleep *core.Sleep
+	left  []*Registrant // that were told, and are told of the return
 }
 
 // State returns where the bytes are.

@@ -1,0 +1,63 @@
+package vmm
+
+import (
+	"context"
+	"fmt"
+	"runtime/debug"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/suspend"
+)
+
+// OnSuspend has functions called before and after the memory behind an object's addresses changes,
+// for a program that registered the addresses elsewhere: with a collective library, or for RDMA.
+//
+// leave is called within Suspend, or in the background of SuspendAfter, when all work that could
+// use the memory is done, and before any of it goes. It gives the registration up. Operations of
+// the object return ErrSuspended by then, and leave must not close it. Its error, or a panic,
+// refuses the suspension, which is undone.
+//
+// back is called once the object can be used again and before Resume returns, also after a
+// suspension that was undone when leave had been called. It registers the addresses anew, behind
+// which there is other memory now. Several functions are called in the order of their OnSuspend.
+// Both are called for the object as a whole, even if all of its memory stays.
+//
+// After remove they are not called any more, but for the back of a leave that was.
+func OnSuspend(m Memory, leave func(ctx context.Context) error, back func()) (remove func(), err error) {
+	const op = "vmm.OnSuspend"
+	in := suspend.Of(m)
+	if in == nil {
+		return nil, errs.Invalid(op, "nil memory", "pass a buffer, array, mapping or Sparse that was made by this package")
+	}
+	if leave == nil || back == nil {
+		return nil, errs.Invalid(op, "no function", "pass one to call before the memory goes, and one for when it is back")
+	}
+	if err := in.Acquire(op); err != nil {
+		return nil, err
+	}
+	defer in.Release()
+	return in.Status().AddRegistrant(&suspend.Registrant{Back: back, Leave: func(ctx context.Context) error {
+		if err := returned("the function of OnSuspend", func() error { return leave(ctx) }); err != nil {
+			return fmt.Errorf("%s refuses to be suspended: %w", in.What(), err)
+		}
+		return nil
+	}}), nil
+}
+
+// returned calls a function of the user, and returns a panic of it, or the end of its goroutine,
+// as an error.
+func returned(what string, f func() error) (err error) {
+	ended := make(chan struct{})
+	go func() { // of its own, since runtime.Goexit would leave the caller's locks and states
+		defer close(ended)
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("%s panicked: %v\n%s", what, p, debug.Stack())
+			}
+		}()
+		err = fmt.Errorf("%s ended its goroutine (runtime.Goexit, as FailNow of a test does)", what)
+		err = f()
+	}()
+	<-ended
+	return err
+}
