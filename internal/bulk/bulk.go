@@ -18,8 +18,7 @@ import (
 )
 
 const (
-	// pieceBytes is the size of a copy. Two streams of such copies reach the link, and small
-	// copies of other streams wait for one of them at most, some 70 µs.
+	// pieceBytes is the size of a copy. Two streams of such copies reach the link.
 	pieceBytes = 4 << 20
 	// mostCopies is how many copies of less share an event.
 	mostCopies = 64
@@ -31,6 +30,8 @@ const (
 	// pollPause is the pause between two queries of an event. It is a fraction of the time
 	// that the copies in flight take, so the link does not idle.
 	pollPause = 50 * time.Microsecond
+	// shortPollPause is the same where few bytes are in flight.
+	shortPollPause = 5 * time.Microsecond
 )
 
 // Segment is device memory.

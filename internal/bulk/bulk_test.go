@@ -195,6 +195,30 @@ func TestBytesThatPassAndAreAwaited(t *testing.T) {
 	})
 }
 
+// What goes to the host has two pieces in flight, since small copies of other streams wait for them.
+func TestFewBytesAreInFlightToTheHost(t *testing.T) {
+	m, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	const size = 40 * bulk.PieceBytes
+	p := g.memory(t, size)
+	backing, err := g.Reserve(t.Context(), size, true, o)
+	require.NoError(t, err)
+	defer backing.Release()
+	var submitted, passed, most int
+	m.OnCall(func(call string) {
+		if call == "cuMemcpyDtoHAsync" {
+			submitted += bulk.PieceBytes
+			most = max(most, submitted-passed)
+		}
+	})
+	out := o
+	out.Passed = func(n uint64) { passed = int(n) }
+	require.NoError(t, backing.Out(t.Context(), []bulk.Segment{{Ptr: p, Bytes: size}}, 0, out))
+	m.OnCall(nil)
+	require.Equal(t, size, submitted)
+	require.LessOrEqual(t, most, 2*bulk.PieceBytes)
+}
+
 // A stream of bytes is read into any segments, and written from them, whatever the alignment
 // of the reader.
 func TestFillAndDrain(t *testing.T) {

@@ -31,8 +31,11 @@ type flight struct {
 	// passed, if it is not nil, is told how much has passed.
 	passed func(bytes uint64)
 	done   uint64
-	open   group   // submitted, and not marked
-	sent   []group // marked, the oldest first
+	// inFlight is how many bytes are marked and have not passed. wait leaves at most so many, if
+	// that is not 0.
+	inFlight, most uint64
+	open           group   // submitted, and not marked
+	sent           []group // marked, the oldest first
 	// unmarked: work was submitted behind which no event could be recorded.
 	unmarked bool
 }
@@ -89,14 +92,19 @@ func (f *flight) mark() error {
 	}
 	f.open.event = e
 	f.sent = append(f.sent, f.open)
+	f.inFlight += f.open.bytes
 	f.open, f.turn = group{}, 1-f.turn
 	return nil
 }
 
-// wait waits until at most n groups are in flight. It ends with the context, and leaves the
-// rest to land.
+// wait waits until at most n groups are in flight, and f.most bytes. It ends with the context, and
+// leaves the rest to land.
 func (f *flight) wait(ctx context.Context, n int) error {
-	for len(f.sent) > n {
+	pause := pollPause
+	if f.most > 0 {
+		pause = shortPollPause
+	}
+	for len(f.sent) > n || f.most > 0 && f.inFlight > f.most {
 		if passed, err := f.poll(); err != nil {
 			return err
 		} else if passed {
@@ -105,7 +113,7 @@ func (f *flight) wait(ctx context.Context, n int) error {
 		if err := ended(ctx, f.op); err != nil {
 			return err
 		}
-		host.Pause(pollPause)
+		host.Pause(pause)
 	}
 	return nil
 }
@@ -117,6 +125,7 @@ func (f *flight) poll() (passed bool, err error) {
 	case driver.Success:
 		c.Recycle(g.event)
 		f.sent = f.sent[1:]
+		f.inFlight -= g.bytes
 		f.meter.add(g.bytes)
 		if f.done += g.bytes; f.passed != nil {
 			f.passed(f.done)
