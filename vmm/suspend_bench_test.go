@@ -164,11 +164,14 @@ func BenchmarkSuspendDropped(b *testing.B) {
 		prop := s.prop()
 		ok := func(r driver.Result) { require.Equal(s, driver.Success, r) }
 		var out, in, rawOut, rawIn []time.Duration
+		settle := func() { time.Sleep(200 * time.Millisecond) }
 		for s.Loop() {
 			s.cycle(vmm.SuspendOptions{Keep: vmm.Drop})
 		}
 		for range rounds {
-			// The raw memory takes the place of the buffer's, which sleeps.
+			// The raw memory takes the place of the buffer's, which sleeps. Before each measurement
+			// the driver has time to clean what was released, and memory is as old as the other.
+			settle()
 			start := time.Now()
 			z, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{Keep: vmm.Drop}, s.b)
 			out = append(out, time.Since(start))
@@ -177,6 +180,7 @@ func BenchmarkSuspendDropped(b *testing.B) {
 			base, r := drv.MemAddressReserve(n, 0, 0)
 			ok(r)
 			handles := make([]driver.MemHandle, n/sleepChunk)
+			settle()
 			start = time.Now()
 			for i := range handles {
 				handles[i], r = drv.MemCreate(sleepChunk, prop)
@@ -187,6 +191,7 @@ func BenchmarkSuspendDropped(b *testing.B) {
 			}
 			ok(drv.MemSetAccess(base, n, []driver.AccessDesc{{Location: prop.Location, Flags: driver.AccessReadWrite}}))
 			rawIn = append(rawIn, time.Since(start))
+			settle()
 			start = time.Now()
 			ok(drv.MemUnmap(base, n))
 			for _, h := range handles {
@@ -195,6 +200,7 @@ func BenchmarkSuspendDropped(b *testing.B) {
 			rawOut = append(rawOut, time.Since(start))
 			ok(drv.MemAddressFree(base, n))
 
+			settle()
 			start = time.Now()
 			require.NoError(s, z.Resume(context.Background()))
 			in = append(in, time.Since(start))
