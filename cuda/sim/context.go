@@ -32,6 +32,7 @@ type gpuContext struct {
 	// no call submit more meanwhile.
 	stalls int
 	gone   bool // it is being destroyed
+	reset  bool // on purpose, with all that it owns
 }
 
 // thread is what belongs to an operating system thread.
@@ -116,26 +117,26 @@ func (c *gpuContext) destroy() {
 	c.leaveCaptures()
 	for _, s := range m.streams {
 		if s.context == c {
-			m.orphan(s.object)
+			c.orphan(s.object)
 			delete(m.streams, s.handle)
 			s.detach()
 		}
 	}
 	for _, e := range m.events {
 		if e.context == c {
-			m.orphan(e.object)
+			c.orphan(e.object)
 			delete(m.events, e.handle)
 		}
 	}
 	for _, e := range m.execs {
 		if e.context == c {
-			m.orphan(e.object)
+			c.orphan(e.object)
 			m.dropExec(e)
 		}
 	}
 	for _, mod := range m.modules {
 		if mod.context == c {
-			m.orphan(mod.object)
+			c.orphan(mod.object)
 			m.dropModule(mod)
 		}
 	}
@@ -147,7 +148,7 @@ func (c *gpuContext) destroy() {
 	}
 	for _, r := range owned {
 		if now, ok := m.backing.find(r.lo); ok && now.v == r {
-			m.orphan(r.object)
+			c.orphan(r.object)
 			m.evict(r) // which may let others in
 		}
 	}
@@ -157,6 +158,16 @@ func (c *gpuContext) destroy() {
 	delete(m.contexts, c.handle)
 	m.untrack(c.object)
 	c.device.pool.give(uint64(c.device.options.ContextMemory))
+}
+
+// orphan ends what the context owned, which counts as leaked unless the program has reset
+// the context.
+func (c *gpuContext) orphan(o *object) {
+	if c.reset {
+		c.m.untrack(o)
+		return
+	}
+	c.m.orphan(o)
 }
 
 // leaveCaptures takes the context's streams out of the captures that they are part of.

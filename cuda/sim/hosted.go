@@ -79,6 +79,7 @@ func (a *api) ResetPrimary(d driver.Device) driver.Result {
 	}
 	old := dev.primary
 	dev.primary = nil
+	old.reset = true
 	old.destroy()
 	if a.m.closed || dev.primary != nil {
 		return driver.Success // another call made one while this waited for the old one's work
