@@ -266,3 +266,23 @@ func ExamplePublication() {
 	// followed: weights 2 MiB, stuck: false
 	// leased: 2 MiB
 }
+
+// A snapshot says which pages of a sparse range are mapped, and what its source has.
+func ExampleSparse() {
+	sys, dev := opened()
+	defer sys.Close()
+	seq, err := vmm.NewSparse(dev, vmm.SparseOptions{Reserve: 1 << 30, Page: 2 << 20, Name: "seq 1"})
+	check(err)
+	defer seq.Close()
+	check(seq.Map(context.Background(), nil, vmm.Span{First: 0, N: 3}, vmm.Span{First: 9, N: 1}))
+	snapshot, err := inspect.Take(sys)
+	check(err)
+	show := func(r inspect.Sparse, from inspect.Source, spans ...inspect.Span) {
+		fmt.Println(r.Name, "has", r.Mapped, "of", r.Pages, "pages:", spans)
+		fmt.Println("its source has", from.Pages)
+	}
+	show(snapshot.Sparse[0], snapshot.Sources[0], snapshot.Sparse[0].Spans...)
+	// Output:
+	// seq 1 has 4 of 512 pages: [{0 3} {9 1}]
+	// its source has 4
+}

@@ -39,6 +39,9 @@ type Snapshot struct {
 	// Memory is physical memory in the order of its creation.
 	Memory  []Memory `json:"memory,omitempty"`
 	Buffers []Buffer `json:"buffers,omitempty"`
+	// Sparse are ranges with holes, and Sources what they have their pages from.
+	Sparse  []Sparse `json:"sparse,omitempty"`
+	Sources []Source `json:"sources,omitempty"`
 	Pools   []Pool   `json:"pools,omitempty"`
 	// Others are live objects of other kinds, such as managed memory.
 	Others []Other `json:"others,omitempty"`
@@ -152,6 +155,46 @@ type Buffer struct {
 	Device    int  `json:"device"`
 	Imported  bool `json:"imported,omitempty"`
 	Stack     int  `json:"stack,omitempty"`
+}
+
+// Sparse is a vmm.Sparse. Its reservation's mappings are more than its pages: freed pages lie
+// under holes, and a null page may.
+type Sparse struct {
+	Ptr Address `json:"ptr"`
+	// Name and Tag are those that the program gave it.
+	Name string `json:"name,omitempty"`
+	Tag  string `json:"tag,omitempty"`
+	// Page is the size of a page. The range has addresses for Pages, of which Mapped are mapped,
+	// and Shared of those elsewhere, too. Freed ones lie under holes, and Stuck ones could not be
+	// unmapped.
+	Page   int `json:"page"`
+	Pages  int `json:"pages"`
+	Mapped int `json:"mapped"`
+	Shared int `json:"shared,omitempty"`
+	Freed  int `json:"freed,omitempty"`
+	Stuck  int `json:"stuck,omitempty"`
+	Device int `json:"device"`
+	// Spans are the mapped pages, in order. Between them are holes.
+	Spans []Span `json:"spans,omitempty"`
+	Stack int    `json:"stack,omitempty"`
+}
+
+// Span is N pages from page First on.
+type Span struct {
+	First int `json:"first"`
+	N     int `json:"n"`
+}
+
+// Source is a vmm.Pages: of Pages of a size, ranges use Used, each once however many share it.
+type Source struct {
+	Name  string `json:"name,omitempty"`
+	Tag   string `json:"tag,omitempty"`
+	Page  int    `json:"page"`
+	Pages int    `json:"pages"`
+	Used  int    `json:"used"`
+	// Waiting free pages have work behind them that the GPU had not passed.
+	Waiting int `json:"waiting,omitempty"`
+	Stack   int `json:"stack,omitempty"`
 }
 
 // Other is a live object of another kind: "managed memory", "host buffer", "stream".

@@ -15,6 +15,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/pages"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/vrange"
@@ -48,6 +49,7 @@ func snapshot(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 		for _, l := range sys.Leftovers() {
 			t.s.Leftovers = append(t.s.Leftovers, Leftover{What: l.What, Bytes: l.Bytes, Device: known(l.Device), Error: l.Err.Error()})
 		}
+		slices.SortFunc(t.s.Sparse, func(a, b Sparse) int { return cmp.Compare(a.Ptr, b.Ptr) })
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
 	for _, x := range t.sys.Shown() {
@@ -131,6 +133,11 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 		l := o.Label()
 		t.s.Buffers = append(t.s.Buffers, Buffer{Ptr: Address(about.Base), Name: l.Name, Tag: l.Tag, Used: int(x.Used()), Committed: int(x.Committed()),
 			Reserved: int(about.Reserved), Device: about.Device.Ordinal(), Imported: about.Imported, Stack: t.callers(o)})
+	case *pages.Range:
+		t.sparse(x, o)
+	case *pages.Source:
+		st, l := x.Stats(), o.Label()
+		t.s.Sources = append(t.s.Sources, Source{Name: l.Name, Tag: l.Tag, Page: int(x.Page), Pages: st.Pages, Used: st.Used, Waiting: st.Waiting, Stack: t.callers(o)})
 	case *phys.Handle:
 		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID(), Bytes: int(x.Size), Location: place(x.Asked.Location),
 			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Suspended: x.Away(), Stack: t.callers(o)})
@@ -139,6 +146,16 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 			t.s.Others = append(t.s.Others, Other{Kind: o.Kind().String(), Bytes: int(o.Bytes()), Stack: t.callers(o)})
 		}
 	}
+}
+
+func (t *snapshotReader) sparse(r *pages.Range, o *life.Object) {
+	n, l := r.Numbers(), o.Label()
+	to := Sparse{Ptr: Address(r.Base()), Name: l.Name, Tag: l.Tag, Page: int(r.Page()), Pages: n.Pages, Mapped: n.Mapped, Shared: n.Shared,
+		Freed: n.Freed, Stuck: n.Stuck, Device: r.Device().Ordinal(), Stack: t.callers(o)}
+	for _, sp := range r.Live() {
+		to.Spans = append(to.Spans, Span{sp.First, sp.N})
+	}
+	t.s.Sparse = append(t.s.Sparse, to)
 }
 
 // mappingsAtOnce is the number of mappings read under one hold of a range's lock.

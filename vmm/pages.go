@@ -22,7 +22,6 @@ import (
 type Pages struct {
 	s       *pages.Source
 	dev     *cuda.Device
-	chosen  Granularity
 	watched life.Watched
 }
 
@@ -101,18 +100,26 @@ func newPages(op string, d *cuda.Device, o PagesOptions) (*Pages, error) {
 	if o.Idle == 0 {
 		o.Idle = idlePages
 	}
-	in := pages.Options{Memory: prop, Page: uint64(o.Page), Zero: o.Zero, Low: o.Low, High: max(o.High, o.Low), Idle: o.Idle}
-	in.Make = func(op string, s *pages.Source, n int) ([]*phys.Handle, error) { return makePages(op, d, s, n) }
-	return &Pages{s: pages.NewSource(core.SystemOf(d), in, within, label), dev: d, chosen: o.Memory.Granularity}, nil
+	in := pages.Options{Memory: prop, Page: uint64(o.Page), Chosen: memspec.Granularity(o.Memory.Granularity), Zero: o.Zero, Low: o.Low, High: max(o.High, o.Low), Idle: o.Idle}
+	in.Make = func(op string, s *pages.Source, n int, patient bool) ([]*phys.Handle, error) {
+		if patient {
+			return makePages(op, d, s, n, phys.Create)
+		}
+		return makePages(op, d, s, n, phys.TryCreate)
+	}
+	return &Pages{s: pages.NewSource(core.SystemOf(d), in, within, label), dev: d}, nil
 }
 
 // idlePages is how long free pages stay by default.
 const idlePages = 10 * time.Second
 
+// creator makes physical memory: phys.Create or phys.TryCreate.
+type creator func(*core.System, uint64, driver.AllocationProp, *budget.Account) (*phys.Handle, driver.Result, error)
+
 // makePages creates n pages, or none.
-func makePages(op string, d *cuda.Device, s *pages.Source, n int) (made []*phys.Handle, err error) {
+func makePages(op string, d *cuda.Device, s *pages.Source, n int, create creator) (made []*phys.Handle, err error) {
 	for range n {
-		h, res, short := phys.Create(s.System(), s.Page, s.Memory, s.Account)
+		h, res, short := create(s.System(), s.Page, s.Memory, s.Account)
 		if short != nil || res != driver.Success {
 			err := createError(op, s.Called(), d, int(s.Page), uint64(n)*s.Page, uint64(len(made))*s.Page, s.Memory, res, short)
 			return nil, phys.Abandon(op, err, made...)
@@ -137,7 +144,7 @@ func (p *Pages) Page() int { return int(p.s.Page) }
 func (p *Pages) Device() *cuda.Device { return p.dev }
 
 // Requested returns the properties that the pages are created with, every default resolved.
-func (p *Pages) Requested() Properties { return properties(p.s.Memory, p.chosen) }
+func (p *Pages) Requested() Properties { return properties(p.s.Memory, Granularity(p.s.Chosen)) }
 
 // Name returns the name that the source was given, if any.
 func (p *Pages) Name() string { return p.s.Label().Name }
@@ -196,7 +203,7 @@ func (p *Pages) Close() error {
 	if err != nil {
 		return err
 	}
-	if err := in.Close(op); err != nil {
+	if err := in.Close(op, true); err != nil {
 		return err
 	}
 	p.watched.Stop()

@@ -28,7 +28,6 @@ type Sparse struct {
 	sleeper
 	r       *pages.Range
 	pages   *Pages
-	own     bool // the source is the range's
 	watched life.Watched
 }
 
@@ -110,7 +109,7 @@ func newSparse(op string, d *cuda.Device, p *Pages, own bool, o SparseOptions, l
 	u := p.s.System().NewUndo(core.DeviceOf(p.s.Memory.Location))
 	defer func() { err = u.After(err) }()
 	if own {
-		u.Own("page source", 0, func() error { return p.s.Close(op) })
+		u.Own("page source", 0, func() error { return p.s.Close(op, false) })
 	}
 	access, err := bufferAccess(op, d, p.s.Memory.Location, o.Access)
 	if err != nil {
@@ -128,6 +127,7 @@ func newSparse(op string, d *cuda.Device, p *Pages, own bool, o SparseOptions, l
 	if err != nil {
 		return nil, err
 	}
+	r.Own = own
 	u.Own("sparse range", 0, func() error {
 		r.Closer.Life.Close()
 		return r.Teardown(op, false)
@@ -138,9 +138,14 @@ func newSparse(op string, d *cuda.Device, p *Pages, own bool, o SparseOptions, l
 		}
 	}
 	u.Keep()
-	s = &Sparse{sleeper: suspend.Hold(r), r: r, pages: p, own: own}
+	s = publicSparse(r, p)
 	r.Watch(&s.watched)
 	return s, nil
+}
+
+// publicSparse returns a Sparse of the inner state that its user may lose.
+func publicSparse(r *pages.Range, p *Pages) *Sparse {
+	return &Sparse{sleeper: suspend.Hold(r), r: r, pages: p}
 }
 
 // addressUnit returns what offsets of memory of some granularity are multiples of in a range
@@ -345,11 +350,6 @@ func (s *Sparse) Released() cuda.Completion { return s.r.Closer.Completion() }
 func (s *Sparse) teardown(op string, wait bool) error {
 	if err := s.r.Teardown(op, wait); err != nil {
 		return err
-	}
-	if s.own {
-		if err := s.pages.s.Close(op); err != nil {
-			return err
-		}
 	}
 	s.watched.Stop()
 	return nil

@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/pages"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/suspend"
 )
@@ -282,16 +283,25 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 // memory was resumed which the driver had not taken.
 func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
-// Tagged returns the buffers of a System that have the tag and are open, to suspend or resume
-// them together. An array is its Buffer.
+// Tagged returns the buffers and sparse ranges of a System that have the tag and are open, to
+// suspend or resume them together. An array is its Buffer.
 func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 	if sys == nil {
 		return nil
 	}
 	core.SystemOf(sys).Live.Each(func(o *life.Object, owner life.Owner) {
-		if b, ok := owner.(*buffer); ok && b.Label().Tag == string(t) && !b.closer.Closed() {
-			// The user has another, whose loss is reported.
-			all = append(all, b.handle())
+		if o.Label().Tag != string(t) {
+			return
+		}
+		switch m := owner.(type) { // the user has another handle, whose loss is reported
+		case *buffer:
+			if !m.closer.Closed() {
+				all = append(all, m.handle())
+			}
+		case *pages.Range:
+			if !m.Closed() {
+				all = append(all, publicSparse(m, &Pages{s: m.Source(), dev: m.Device()}))
+			}
 		}
 	})
 	return all

@@ -97,6 +97,7 @@ const (
 // Between two tries nothing of the range is held, since what makes room may be its own.
 func (r *Range) try(ctx context.Context, op string, once func() error) error {
 	_, patient := ctx.Deadline()
+	again := false
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		err := r.attempt(op, once)
 		var short *budget.Shortage
@@ -105,6 +106,9 @@ func (r *Range) try(ctx context.Context, op string, once func() error) error {
 			return nil
 		case errors.Is(err, errWaits):
 		case errors.As(err, &short) && r.System().MakeRoom(short):
+			continue
+		case errors.Is(err, cuda.ErrOutOfMemory) && !again && r.source.idle() > 0: // that came back meanwhile
+			again = true
 			continue
 		case patient && (short != nil || errors.Is(err, cuda.ErrOutOfMemory)):
 		default:
@@ -131,6 +135,7 @@ func (r *Range) attempt(op string, once func() error) error {
 // change makes a change while no other one of the source runs, and if it succeeds does the rest
 // while none of the range runs.
 func (r *Range) change(op string, once, rest func() error) error {
+	r.System().PollReclaim() // ranges that were closed give pages back, for which turn must be free
 	r.changes.Lock()
 	defer r.changes.Unlock()
 	if err := r.turn(op, once); err != nil {
@@ -295,7 +300,7 @@ func (s *Source) acquire(op string, n int, on *lane) (pages []*page, made int, e
 	if lacking == 0 {
 		return pages, 0, nil
 	}
-	more, err := s.create(op, lacking)
+	more, err := s.create(op, lacking, true)
 	if err != nil {
 		return nil, 0, err
 	}

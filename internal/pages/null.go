@@ -9,7 +9,7 @@ import (
 
 // Cover maps the null page under all holes of a range that is not in use yet.
 func (r *Range) Cover(op string) error {
-	made, err := r.source.Make(op, r.source, 1)
+	made, err := r.source.Make(op, r.source, 1, true)
 	if err != nil {
 		return err
 	}

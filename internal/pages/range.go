@@ -24,6 +24,8 @@ type Range struct {
 	dev    *cuda.Device
 	res    *vrange.Range
 	access memspec.Access
+	// Own says that the source is the range's, and is closed with it.
+	Own    bool
 	null   *phys.Handle // lies under holes but the bare ones; nil for none
 	bare   bits
 	status suspend.Status
@@ -145,9 +147,32 @@ func (r *Range) Numbers() (n Numbers) {
 	return n
 }
 
+// Live returns the spans that are mapped.
+func (r *Range) Live() (all []Span) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	for i := range r.places {
+		switch n := len(all); {
+		case !r.live.has(i):
+		case n > 0 && all[n-1].First+all[n-1].N == i:
+			all[n-1].N++
+		default:
+			all = append(all, Span{i, 1})
+		}
+	}
+	return all
+}
+
 // Teardown unmaps everything, which the GPU has passed, and gives the addresses back. wait
 // says whether it may wait for a change of another range; else it returns life.ErrAgain.
 func (r *Range) Teardown(op string, wait bool) error {
+	if err := r.dismantle(op, wait); err != nil || !r.Own {
+		return err
+	}
+	return r.source.Close(op, wait)
+}
+
+func (r *Range) dismantle(op string, wait bool) error {
 	s := r.source
 	if wait {
 		s.turn.Lock()

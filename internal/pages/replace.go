@@ -123,23 +123,33 @@ func (c *copied) begin(op string, on *cuda.Stream, r *Range, at int) (err error)
 	return on.Copy(cuda.Ptr(c.at.Base), cuda.Ptr(r.Base())+cuda.Ptr(at)*cuda.Ptr(page), int(page))
 }
 
-// end gives the page back, behind a copy that may be in flight.
+// end gives the page back, when the GPU has passed a copy that may be in flight. What the driver
+// refuses is one of the System's leftovers.
 func (c *copied) end(op string) {
-	f := new(core.Fence)
-	if c.on != nil {
-		f.AddStreams([]*core.Stream{c.on})
-	}
-	c.s.System().Reclaim(f, nil, func() error {
+	u := c.s.System().NewUndo(core.DeviceOf(c.s.Memory.Location))
+	c.s.ending.Add(1)
+	first := true
+	u.Own("page", int(c.s.Page), func() error {
 		if !c.s.turn.TryLock() {
 			return life.ErrAgain
 		}
 		defer c.s.turn.Unlock()
+		if first {
+			first = false
+			defer c.s.ending.Add(-1)
+		}
 		if err := c.unmap(op); err != nil {
 			return err
 		}
 		c.s.refile(op, []*page{c.to})
 		return nil
 	})
+	f := new(core.Fence)
+	if c.on != nil {
+		f.AddStreams([]*core.Stream{c.on})
+	}
+	u.Behind(f)
+	_ = u.After(nil) // it leaves everything to the reclaimer
 }
 
 // unmap ends the mapping at the address of the copy's own.

@@ -6,9 +6,9 @@ package pages
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/budget"
@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
+	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
@@ -25,6 +26,8 @@ type Source struct {
 	core.Object
 	Options
 	Closer life.Closer
+	// ending is how many pages of a Replace that failed are to come back.
+	ending atomic.Int64
 	// Account pays for the pages; nil for none.
 	Account *budget.Account
 	key     int // of the lanes, in the locals of their streams
@@ -52,13 +55,16 @@ type Options struct {
 	// Memory and Page are the properties and the size of a page.
 	Memory driver.AllocationProp
 	Page   uint64
+	// Chosen is the granularity that was asked for.
+	Chosen memspec.Granularity
 	// Zero: pages are zeroed when they are mapped.
 	Zero bool
 	// Low, High and Idle are how many free pages there are to be: see vmm.PagesOptions.
 	Low, High int
 	Idle      time.Duration
-	// Make creates n pages, or none.
-	Make func(op string, s *Source, n int) ([]*phys.Handle, error)
+	// Make creates n pages, or none. If it is not to be patient it calls the driver once for
+	// each, and asks no one for memory.
+	Make func(op string, s *Source, n int, patient bool) ([]*phys.Handle, error)
 }
 
 // Stats count the pages of a source.
@@ -141,11 +147,11 @@ func (p *page) movable() bool {
 }
 
 // create makes n pages, which are on no list. The caller holds turn.
-func (s *Source) create(op string, n int) ([]*page, error) {
+func (s *Source) create(op string, n int, patient bool) ([]*page, error) {
 	if n == 0 {
 		return nil, nil
 	}
-	handles, err := s.Make(op, s, n)
+	handles, err := s.Make(op, s, n, patient)
 	if err != nil {
 		return nil, err
 	}
@@ -359,8 +365,9 @@ func placesOf(pages []*page) (all []*place) {
 	return all
 }
 
-// Close gives all pages back. While a range uses the source it returns ErrInUse.
-func (s *Source) Close(op string) error {
+// Close gives all pages back. While a range uses the source it returns ErrInUse. wait says
+// whether it may wait for the reclaimer; else it returns life.ErrAgain.
+func (s *Source) Close(op string, wait bool) error {
 	s.mu.Lock()
 	if n := len(s.ranges); n > 0 && !s.Closer.Closed() {
 		s.mu.Unlock()
@@ -369,6 +376,13 @@ func (s *Source) Close(op string) error {
 	}
 	s.Closer.Life.Close() // no range is added from now on: NewRange asks under the lock
 	s.mu.Unlock()
+	for pause := shortestPause; s.ending.Load() > 0; pause = min(2*pause, longestPause) {
+		if !wait {
+			return life.ErrAgain
+		}
+		s.System().PollReclaim()
+		time.Sleep(pause)
+	}
 	return s.Closer.Close(func() error { return s.teardown(op) })
 }
 
@@ -381,7 +395,8 @@ func (s *Source) teardown(op string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if n := s.stats.Pages; n > 0 {
-		return fmt.Errorf("%s: %s of the source are not free", op, errs.Count(n, "page"))
+		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Object: s.Called(),
+			Asked: errs.Count(n, "page") + " that could not be unmapped", Hint: "call System.Drain, and close the source again"})
 	}
 	for _, l := range s.known {
 		l.stream.Locals.Set(s.key, nil)

@@ -194,7 +194,7 @@ func (s *Source) fillAhead() (after time.Duration) {
 func (s *Source) makeAhead() bool {
 	s.turn.Lock()
 	defer s.turn.Unlock()
-	made, err := s.create(upkeepOp, 1)
+	made, err := s.create(upkeepOp, 1, false)
 	if err != nil {
 		return false
 	}

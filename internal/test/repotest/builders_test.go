@@ -21,6 +21,7 @@ var builders = map[string]string{
 	"cuda unloading":                     "TestModuleOfTheCompilersWordsIsGivenBack",
 	"internal/phys Handle.left":          "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"internal/vrange Range.Undo":         "TestWhatABuilderCannotUndoIsGivenBackLater", // its rows are the builders of vmm
+	"internal/pages copied.end":          "TestEveryFailureOfEveryOperation",
 	"internal/suspend Suspension.drop":   "TestEveryFailureOfEveryOperation",
 	"vmm buffer.forkOnce":                "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm importBuffer":                   "TestWhatABuilderCannotUndoIsGivenBackLater",
