@@ -39,7 +39,7 @@ const (
 	// firstVersion is that of greetings and refusals.
 	firstVersion = 1
 	// leastVersion and latestVersion bound the versions that this package speaks.
-	leastVersion, latestVersion = 1, 1
+	leastVersion, latestVersion = 2, 2
 	// greetingBytes is the length of a greeting without optional messages, and mostGreeting
 	// the limit.
 	greetingBytes = 16 + 2 + 2

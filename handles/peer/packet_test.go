@@ -34,7 +34,10 @@ var (
 func rawPacket(h header, body string) []byte {
 	h.bytes = uint32(len(body))
 	if h.version == 0 {
-		h.version = firstVersion
+		h.version = latestVersion
+		if h.kind == wire.Greeting || h.kind == wire.Refusal {
+			h.version = firstVersion
+		}
 	}
 	return append(h.append(nil), body...)
 }
@@ -113,7 +116,7 @@ func TestPacketsThatNoPeerSends(t *testing.T) {
 		{"a second copy", rawPacket(with(func(h *header) { h.sequence = 0 }), "abcd"), 1, false, ErrProtocol, "packet 0, where 1 is the next"},
 		{"a later one first", rawPacket(with(func(h *header) { h.sequence = 2 }), "abcd"), 1, false, ErrProtocol, "packet 2, where 1 is the next"},
 		{"one of another connection", rawPacket(with(func(h *header) { h.to[0]++ }), "abcd"), 1, false, ErrProtocol, "another connection"},
-		{"a second greeting", rawPacket(header{sequence: 1, to: receiver, allBytes: uint32(len(helloBody))}, helloBody), 0, false, ErrProtocol, "kind 0"},
+		{"a second greeting", rawPacket(header{version: latestVersion, sequence: 1, to: receiver, allBytes: uint32(len(helloBody))}, helloBody), 0, false, ErrProtocol, "kind 0"},
 		{"a kind that is reserved", rawPacket(with(func(h *header) { h.kind = wire.LastKind + 1 }), "abcd"), 1, false, ErrProtocol, "kind 65290"},
 		{"a message too long", rawPacket(with(func(h *header) { h.allBytes = MaxBody + 1 }), "abcd"), 1, false, ErrTooLarge, "1048577 bytes"},
 		{"too many descriptors", rawPacket(with(func(h *header) { h.allFDs = 9 }), "abcd"), 1, false, ErrTooLarge, "9 file descriptors, where 8"},
@@ -161,7 +164,7 @@ func TestPartsThatDoNotFit(t *testing.T) {
 
 func TestTheFirstPacketIsAGreeting(t *testing.T) {
 	for name, p := range map[string][]byte{
-		"a message":             rawPacket(header{kind: 5, allBytes: uint32(len(helloBody))}, helloBody),
+		"a message":             rawPacket(header{version: firstVersion, kind: 5, allBytes: uint32(len(helloBody))}, helloBody),
 		"a short one":           rawPacket(header{allBytes: 19}, helloBody[:19]),
 		"a part of one":         rawPacket(header{allBytes: 40}, helloBody),
 		"with a nonce to":       rawPacket(header{to: receiver, allBytes: uint32(len(helloBody))}, helloBody),
@@ -317,9 +320,9 @@ func TestVersionsAreNegotiated(t *testing.T) {
 	require.NoError(t, err)
 	defer far.Close()
 	_, err = far.Receive(moment(t))
-	require.ErrorContains(t, err, "the peer speaks versions 7 to 8, and this process 1 to 1")
+	require.ErrorContains(t, err, "the peer speaks versions 7 to 8, and this process 2 to 2")
 	_, err = near.Receive(moment(t))
-	require.ErrorContains(t, err, "speaks versions 1 to 1")
+	require.ErrorContains(t, err, "speaks versions 2 to 2")
 }
 
 func TestPacketsReuseTheirBuffer(t *testing.T) {

@@ -47,12 +47,12 @@ func TestWarningsAreNegotiated(t *testing.T) {
 	near.warn()
 	require.NoError(t, near.Send(moment(t), Message{Kind: 7, Body: []byte("text")}))
 	buf := make([]byte, packetHeader+packetBody)
-	for _, want := range []uint16{wire.Greeting, 7} {
+	for _, want := range []header{{version: firstVersion, kind: wire.Greeting}, {version: latestVersion, kind: 7}} {
 		n, err := unix.Read(far, buf)
 		require.NoError(t, err)
-		h, err := parseHeader(buf[:n], 0, false, firstVersion)
+		h, err := parseHeader(buf[:n], 0, false, want.version)
 		require.NoError(t, err)
-		require.Equal(t, want, h.kind)
+		require.Equal(t, want.kind, h.kind)
 	}
 }
 

@@ -57,6 +57,9 @@ func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda
 func (p *Publication) AnnounceRange(ctx context.Context, from, to int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.AnnounceRange"
 	return p.announceNext(ctx, op, streams, func() (int, error) {
+		if err := p.settled(op); err != nil {
+			return 0, err
+		}
 		bytes, err := p.may(op, to)
 		switch {
 		case err != nil:
@@ -113,6 +116,9 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 		return err
 	}
 	defer free()
+	if p.rewriting == opening {
+		return p.settled(op)
+	}
 	// Yield to the goroutines that send the announcement: otherwise they would wait until
 	// another processor wakes, while this one continues with something else.
 	defer runtime.Gosched()
@@ -143,6 +149,7 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 	defer p.exports.Close(opened)
 	before := p.mem
 	p.written.drop(length)
+	p.setRewriting(settled)
 	p.show(view{generation: p.used, ordered: p.used, length: uint64(length), chunks: p.chunksOf(mem)}, mem)
 	return before.Release()
 }
@@ -229,7 +236,7 @@ const mostWarned = 4
 func (p *Publication) write(op string, followers []*replicator) error {
 	p.used++
 	for _, f := range followers {
-		if err := p.timeline.write(op, f.word, p.used); err != nil {
+		if err := p.timeline.write(op, f.slot, completeWord, p.used); err != nil {
 			return err
 		}
 	}
@@ -306,6 +313,9 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Shrinking) (gone, lost share.View, over []*replicator, err error) {
 	p.changes <- struct{}{}
 	defer p.changes.Give()
+	if err := p.settled(op); err != nil {
+		return gone, lost, nil, err
+	}
 	bytes, err := p.may(op, length)
 	if err != nil {
 		return gone, lost, nil, err
@@ -323,6 +333,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
 	over = p.overPinned()
+	p.setCut()
 	p.used++
 	p.written.drop(math.MaxInt)
 	p.show(view{generation: p.used, ordered: p.view.ordered, length: uint64(length), chunks: p.chunksOf(kept)}, kept)

@@ -90,7 +90,7 @@ func TestAReplacedFolderIsNotTakenOver(t *testing.T) {
 	require.NoError(t, os.Rename(dir, dir+".old"))
 	require.NoError(t, os.Mkdir(dir, 0o700))
 	server := NewServer(ServerOptions{})
-	_, err := TakeOver(peertest.Context(t), server, o.numbers)
+	_, err := TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.ErrorIs(t, err, peer.ErrPeer)
 	require.NoError(t, server.Close())
 }

@@ -77,10 +77,11 @@ func (f *follower) attach(k *line) error {
 	// the new word are another publisher's: what is complete must not be compared with them.
 	f.words.Lock()
 	f.letGo()
-	old := f.word
+	old := f.slot
 	f.mu.Lock()
-	accepted := f.sub.accept()
+	accepted := f.sub.accept(said.identity == f.identity)
 	if accepted {
+		f.holds.restart(w)
 		f.attachment, f.about.Exporter = newAttachment(k, said, r.mailbox, w), said.about.Exporter
 	} else {
 		old = w
@@ -99,11 +100,11 @@ func (f *follower) attach(k *line) error {
 
 // fits checks that the publication is of the kind that was followed, and opens the new
 // word.
-func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*fenceWord, error) {
+func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*pageSlot, error) {
 	was, is := f.about, said.about
 	if is.Kind != was.Kind || is.Element != was.Element || is.ElementSize != was.ElementSize || is.Location != was.Location || is.Device != was.Device {
 		return nil, errs.Peer(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
 			"close the follower, and follow the publication anew")
 	}
-	return k.openWord(opFollower, f.dev, page, said.slot)
+	return k.openSlot(opFollower, f.dev, page, said.slot)
 }

@@ -28,7 +28,7 @@ func lonely() *follower {
 // the follower is taken over before its mapping goroutine sees the end.
 func TestAPublisherThatDiedFinishesNothing(t *testing.T) {
 	f := lonely()
-	f.sub.lose(peer.ErrGone, 5)
+	f.sub.lose(peer.ErrGone, seen{complete: 5})
 	f.inherit()
 	f.work()
 	require.False(t, f.comeBack())
@@ -54,7 +54,7 @@ func TestTheEndIsKnownWithWhatIsComplete(t *testing.T) {
 func TestAFollowerThatStalledDoesNotComeBack(t *testing.T) {
 	f := lonely()
 	require.True(t, f.mayReturn(f.mailbox.why))
-	f.sub.end(ErrStalled, 0) // by the watcher
+	f.sub.end(ErrStalled, seen{}) // by the watcher
 	f.work()
 	require.False(t, f.comeBack())
 	f.finish()
@@ -92,13 +92,13 @@ func TestAFailedTakeOverEndsTheFollower(t *testing.T) {
 	require.Eventually(t, func() bool { return f.State() == Stale }, peertest.Guard, time.Millisecond)
 	server := NewServer(ServerOptions{})
 	o.machine.Inject(sim.Fault{Call: "cuStreamCreate", Result: cuda.Code(driver.Unknown)})
-	_, err = TakeOver(ctx, server, f)
+	_, err = TakeOver(ctx, server, f, TakeOverOptions{})
 	require.Error(t, err)
 	o.machine.ClearFaults()
 	require.ErrorIs(t, f.Next(ctx), peer.ErrGone)
 	require.ErrorIs(t, f.Err(), peer.ErrGone)
 	require.Equal(t, Ended, f.State())
-	_, err = TakeOver(ctx, server, f)
+	_, err = TakeOver(ctx, server, f, TakeOverOptions{})
 	require.NoError(t, err)
 	require.NoError(t, server.Close())
 	require.NoError(t, f.Array().Close())
@@ -126,7 +126,7 @@ func TestAComeBackWhoseContextEnded(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	f.client.ctx, f.client.now = ended, f.k
-	f.sub.lose(peer.ErrGone, 0)
+	f.sub.lose(peer.ErrGone, seen{})
 	require.False(t, f.comeBack())
 	require.ErrorIs(t, f.sub.err(), peer.ErrGone)
 	require.ErrorContains(t, f.sub.err(), "make another client")

@@ -20,4 +20,12 @@ var (
 	// ErrStalled: the publisher lives, and did not finish the work behind an announcement
 	// within FollowOptions.MaxWait.
 	ErrStalled = errors.New("publisher stalled")
+	// ErrRewriting: the publisher rewrites the elements that are shown (Publication.Rewrite).
+	ErrRewriting = errors.New("being rewritten")
+	// ErrExcluded: the publisher rewrote without waiting for what the follower read
+	// (RewriteOptions.ExcludeAfter), and goes on without it.
+	ErrExcluded = errors.New("excluded")
+	// ErrIncomplete: the publisher ended while it rewrote the elements, which hold a mixture of
+	// two generations.
+	ErrIncomplete = errors.New("partly rewritten")
 )

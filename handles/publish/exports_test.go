@@ -107,7 +107,7 @@ func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
 	f, err := Follow[uint32](peertest.Context(t), k, d, "numbers", FollowOptions{})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
-	f.f.word.value().Store(1)
+	f.f.slot.word(completeWord).Store(1)
 	ack := <-refused
 	require.NotNil(t, ack)
 	require.Equal(t, statusFailed, ack.status)

@@ -200,12 +200,12 @@ func TestEveryFailureOfTakingOver(t *testing.T) {
 		o.endPublisher()
 		server := NewServer(ServerOptions{})
 		begin(o.machine)
-		p, err := TakeOver(ctx, server, o.numbers)
+		p, err := TakeOver(ctx, server, o.numbers, TakeOverOptions{})
 		end()
 		if err != nil {
 			require.Nil(t, p)
 			require.Nil(t, server.taken[o.path], "the socket is free again")
-			p, err = TakeOver(ctx, server, o.numbers)
+			p, err = TakeOver(ctx, server, o.numbers, TakeOverOptions{})
 		}
 		require.NoError(t, err)
 		require.Equal(t, 1000, o.numbers.Array().Len())

@@ -190,8 +190,11 @@ func (f *follower) abandon(cause error) error {
 	if f.stream != nil {
 		cause = dropStream(f.stream, cause)
 	}
-	if f.word != nil {
-		cause = f.word.drop(opFollow, cause)
+	if f.releases != nil {
+		cause = f.releases.drop(cause)
+	}
+	if f.slot != nil {
+		cause = f.slot.drop(opFollow, cause)
 	}
 	return cause
 }
@@ -212,13 +215,16 @@ func (f *follower) build(op string, page *peer.FD, slot uint32, want wanted) err
 	}
 	f.replica.granularity = in.Granularity()
 	f.replica.unit = uint64(want.size)
-	if f.word, err = f.k.openWord(op, f.dev, page, slot); err != nil {
+	if f.slot, err = f.k.openSlot(op, f.dev, page, slot); err != nil {
 		return err
 	}
-	if f.word.ctx != nil {
+	if f.slot.ctx != nil {
 		if f.stream, err = f.dev.NewStream(cuda.StreamOptions{}); err != nil {
 			return err
 		}
+	}
+	if f.releases, err = newTimeline(f.dev); err != nil {
+		return err
 	}
 	if f.buffer, err = in.Buffer(share.ImportOptions{Reserve: f.replica.room, Hint: f.options.Hint, Align: f.options.Align, Followed: true}); err != nil {
 		return err
@@ -230,17 +236,17 @@ func (f *follower) build(op string, page *peer.FD, slot uint32, want wanted) err
 	return err
 }
 
-// openWord makes the follower's word of the page that the server sent.
-func (k *line) openWord(op string, d *cuda.Device, page *peer.FD, slot uint32) (*fenceWord, error) {
+// openSlot makes the follower's word of the page that the server sent.
+func (k *line) openSlot(op string, d *cuda.Device, page *peer.FD, slot uint32) (*pageSlot, error) {
 	shared, err := k.openPage(op, page, slot)
 	if err != nil {
 		return nil, err
 	}
-	w, err := newFenceWord(op, d, shared)
+	w, err := newPageSlot(op, d, shared)
 	if err != nil {
 		return nil, err
 	}
-	w.slot = int(slot)
+	w.index = int(slot)
 	return w, nil
 }
 
@@ -256,8 +262,8 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 		return nil, k.conn.in.Fail(errs.Violation("something other than a page of fence words: %v", err))
 	case err != nil:
 		return nil, errs.SystemCall(op, "the page of the fence word", err)
-	case uint64(slot) >= uint64(p.Words()):
-		return nil, errors.Join(k.conn.in.Fail(errs.Violation("word %d of a page with %d", slot, p.Words())), p.Close())
+	case int64(slot) >= int64(slotsOf(p)):
+		return nil, errors.Join(k.conn.in.Fail(errs.Violation("slot %d of a page with %d", slot, slotsOf(p))), p.Close())
 	}
 	link.Of(f).SetForeign(false)
 	return p, nil
@@ -303,9 +309,31 @@ func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 // announcement of another publisher replaces it.
 func (f *Follower[T]) State() State { return f.f.stateNow() }
 
+// Release tells the publisher that the work which is on the streams now is the last that
+// reads the elements they were ordered behind: [Publication.Rewrite] waits for it. Every
+// stream that Next or Order ordered holds what is shown until its Release, or until its own
+// next Next, which releases before it waits. A Next without streams holds it for its caller,
+// until the next call of Next or a Release without streams. Later work on a released stream
+// must not read the elements before it was ordered again.
+//
+// Release does not wait, except on a device whose streams cannot write 64-bit words. For a
+// stream that holds nothing it has no effect. If a stream captures a graph it returns
+// cuda.ErrCapturing, without effect; after another error the streams hold on, and Release may
+// be called again.
+func (f *Follower[T]) Release(streams ...*cuda.Stream) error { return f.f.release(streams) }
+
+// Intact reports whether the elements that the generation shows have stayed as they were,
+// in memory that the publisher has neither begun to rewrite nor taken anything back of. Ask
+// after the work that read them is done, also in the order of a stream: then what it
+// read is that generation and no mixture, even if the follower was late and excluded. False
+// says that nothing is proven: the connection has ended, or the publisher withdrew or may
+// have begun to change elements; discard what was computed from them.
+func (f *Follower[T]) Intact(generation uint64) bool { return f.f.intact(generation) }
+
 // Order orders later work on the streams behind the publisher's work before what is
-// shown, for streams that were not given to Next. It does not wait, except on a device
-// whose streams cannot wait for 64-bit words.
+// shown, for streams that were not given to Next, and holds that for them (Release). It does
+// not wait, except on a device whose streams cannot wait for 64-bit words. While the
+// publisher rewrites what is shown it returns [ErrRewriting].
 func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderShown(streams) }
 
 // Err returns nil while more may be announced, and then the reason why not, which is

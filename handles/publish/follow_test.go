@@ -74,7 +74,7 @@ func TestWaitsAfterTheEnd(t *testing.T) {
 	done, err := f.stream.Done()
 	require.NoError(t, err)
 	require.True(t, done)
-	f.word.value().Store(1) // a last write of the publisher's
+	f.slot.word(completeWord).Store(1) // a last write of the publisher's
 	f.mu.Lock()
 	f.sub.phase = phaseEnded
 	f.mu.Unlock()

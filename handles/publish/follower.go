@@ -66,6 +66,10 @@ type follower struct {
 	waiting lock.Mutex[lock.Waiting]
 	begun   chan struct{}
 
+	// What the program may still read. releases tells the publisher when that has ended.
+	holds    holds
+	releases *timeline
+
 	// What is shown. nexts serializes Next.
 	nexts   wait.Slot
 	mu      lock.Mutex[lock.Leaf]
@@ -84,7 +88,7 @@ type attachment struct {
 	identity identity // of the publication
 	token    token
 	mailbox  *mailbox
-	word     *fenceWord
+	slot     *pageSlot
 	// waited is the last generation that the follower's stream waits for. waits are the
 	// waits that have a limit, oldest first.
 	waited uint64
@@ -93,8 +97,8 @@ type attachment struct {
 	ended chan struct{}
 }
 
-func newAttachment(k *line, said *accepted, m *mailbox, w *fenceWord) attachment {
-	return attachment{k: k, identity: said.identity, token: said.token, mailbox: m, word: w, ended: make(chan struct{})}
+func newAttachment(k *line, said *accepted, m *mailbox, w *pageSlot) attachment {
+	return attachment{k: k, identity: said.identity, token: said.token, mailbox: m, slot: w, ended: make(chan struct{})}
 }
 
 func newFollower(k *line, name string, said *accepted, m *mailbox, d *cuda.Device, o FollowOptions) *follower {
@@ -176,7 +180,7 @@ func (f *follower) lastUpdate() {
 // announced. If the connection has ended the watcher notes that, with what is complete.
 func (f *follower) withdrawn() {
 	if !f.k.ended() && !f.mayReturn(f.mailbox.why) {
-		f.tell(func(s *subscription) { s.withdraw(f.mailbox.why) })
+		f.tell(func(s *subscription) { s.withdraw(f.mailbox.why, f.slot.seen()) })
 	}
 }
 
@@ -236,7 +240,7 @@ func (f *follower) arrived(u *update, failed error) {
 		case failed != nil:
 			s.refuse(v, failed)
 		case u.last:
-			s.arrive(v, f.word.value().Load())
+			s.arrive(v, f.slot.word(completeWord).Load())
 		}
 	})
 }

@@ -21,6 +21,12 @@ func (f *follower) close() error {
 			}
 			f.stream = nil
 		}
+		if f.releases != nil {
+			if err := f.releases.close(); err != nil {
+				return err
+			}
+			f.releases = nil
+		}
 		if f.hold != nil {
 			f.hold.Release()
 		}
@@ -30,11 +36,11 @@ func (f *follower) close() error {
 			}
 			f.buffer = nil
 		}
-		if f.word != nil {
-			if err := f.word.close(opFollower); err != nil {
+		if f.slot != nil {
+			if err := f.slot.close(opFollower); err != nil {
 				return err
 			}
-			f.word = nil
+			f.slot = nil
 		}
 		return nil
 	})
@@ -51,7 +57,7 @@ func (f *follower) quiesce() {
 	}
 	leave()
 	f.words.RLock()
-	if f.word != nil {
+	if f.slot != nil {
 		f.endWord(f.whyClosed(), (*subscription).close)
 		f.letGo() // or the mapping goroutine might wait forever
 	}
@@ -129,6 +135,15 @@ func (f *follower) teardown() error {
 		}
 		f.stream = nil
 	}
+	if f.releases != nil {
+		if done, err := f.releases.done(); err == nil && !done {
+			return life.ErrAgain
+		}
+		if err := f.releases.close(); err != nil {
+			return err
+		}
+		f.releases = nil
+	}
 	if f.buffer != nil {
 		select {
 		case <-f.released.Done():
@@ -140,12 +155,12 @@ func (f *follower) teardown() error {
 		}
 		f.buffer = nil
 	}
-	if f.word == nil {
+	if f.slot == nil {
 		return nil
 	}
-	if err := f.word.closeLater(opFollower); err != nil {
+	if err := f.slot.closeLater(opFollower); err != nil {
 		return err
 	}
-	f.word = nil
+	f.slot = nil
 	return nil
 }

@@ -24,9 +24,9 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		return f.notNext(ctx, op)
 	}
 	defer f.nexts.Give()
-	for {
+	for released := false; ; {
 		f.mu.Lock()
-		c, err := f.sub.next(f.word.value().Load(), f.onHost(streams))
+		c, err := f.sub.next(f.slot.seen(), f.onHost(streams))
 		changed := f.changed
 		f.mu.Unlock()
 		switch {
@@ -39,6 +39,12 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 				return err
 			}
 			continue
+		case !released:
+			// Before the wait, because the publisher may wait for it before it announces anything.
+			if err := f.endHolds(op, streams, true); err != nil {
+				return err
+			}
+			released = true
 		}
 		select {
 		case <-changed:
@@ -69,6 +75,9 @@ func (f *follower) show(ctx context.Context, op string, c candidate, streams []*
 	}); !done || err != nil {
 		return false, err
 	}
+	if !f.beginHold(streams, c.generation) {
+		return false, nil
+	}
 	if !f.lengths.Take(ctx, f.ctx.Done()) {
 		return false, f.notNext(ctx, op)
 	}
@@ -87,7 +96,7 @@ func (f *follower) show(ctx context.Context, op string, c candidate, streams []*
 		}
 	}
 	f.mu.Lock()
-	shown := f.sub.show(c, f.word.value().Load())
+	shown := f.sub.show(c, f.slot.word(completeWord).Load())
 	f.mu.Unlock()
 	return shown, f.settleLocked()
 }

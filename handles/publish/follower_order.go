@@ -21,8 +21,17 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 	if len(streams) == 0 {
 		return errs.PeerInvalid(op, "no streams", "name the streams to order")
 	}
-	_, err := f.order(context.Background(), op, streams, func() (uint64, bool) { return f.shownNow().ordered, true })
-	return err
+	var shown version
+	if _, err := f.order(context.Background(), op, streams, func() (uint64, bool) {
+		shown = f.shownNow()
+		return shown.ordered, true
+	}); err != nil {
+		return err
+	}
+	if shown.generation > 0 && !f.beginHold(streams, shown.generation) {
+		return errRewriting(op, shown.generation)
+	}
+	return nil
 }
 
 // order orders later work on the streams behind a generation, or, without streams, waits
@@ -106,7 +115,7 @@ func (f *follower) mark(op string, generation uint64) (core.Mark, error) {
 	f.waiting.Lock()
 	defer f.waiting.Unlock()
 	if f.waited < generation {
-		r := own.Ctx.System().Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.word.at(), generation)
+		r := own.Ctx.System().Drv.StreamWaitValue64(own.Ctx.Handle, own.Handle, f.slot.at(completeWord), generation)
 		if r != driver.Success {
 			return core.Mark{}, own.Ctx.CallError(op, driver.CallStreamWaitValue64, r, fmt.Sprintf("generation %d", generation))
 		}
@@ -136,5 +145,5 @@ func (f *follower) await(ctx context.Context, op string, generation uint64) erro
 func (f *follower) reached(generation uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.word.reached(generation)
+	return f.slot.reached(generation)
 }

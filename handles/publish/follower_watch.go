@@ -35,7 +35,7 @@ func (f *follower) limitWait(generation uint64) {
 func (f *follower) limit() (generation uint64, at time.Time, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for len(f.waits) > 0 && f.word.reached(f.waits[0].generation) {
+	for len(f.waits) > 0 && f.slot.reached(f.waits[0].generation) {
 		f.waits = f.waits[1:]
 	}
 	if len(f.waits) == 0 {
@@ -92,7 +92,7 @@ func (f *follower) disconnected(why error) {
 
 // cutOff ends what counted of the publisher's word: only complete elements stay shown, and
 // the streams that wait are released.
-func (f *follower) cutOff(why error, event func(s *subscription, why error, word uint64)) {
+func (f *follower) cutOff(why error, event func(s *subscription, why error, w seen)) {
 	if f.endWord(why, event) {
 		f.letGo()
 		_ = f.settle() // fails only if the follower closes
@@ -102,13 +102,14 @@ func (f *follower) cutOff(why error, event func(s *subscription, why error, word
 // endWord tells the subscription of an end, with what is complete by the word, which does not
 // count from then on. It reports whether it did before. The outcome is settled under the lock,
 // so that callers whose streams are released see it.
-func (f *follower) endWord(why error, event func(s *subscription, why error, word uint64)) (counted bool) {
+func (f *follower) endWord(why error, event func(s *subscription, why error, w seen)) (counted bool) {
 	f.tell(func(s *subscription) {
-		var word uint64
+		var w seen
 		if counted = s.counts(); counted {
-			word = f.word.value().Swap(release)
+			w.complete = f.slot.word(completeWord).Swap(release)
+			w = seen{w.complete, f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()}
 		}
-		event(s, why, word)
+		event(s, why, w)
 	})
 	return counted
 }
@@ -125,12 +126,12 @@ func (f *follower) counts() bool {
 // about the stream; only on a lost device nothing waits.
 func (f *follower) letGo() {
 	for failed := time.Duration(0); failed < letGoLimit; {
-		f.word.value().Store(release)
+		f.slot.word(completeWord).Store(release)
 		if f.stream == nil {
 			return
 		}
 		done, err := f.stream.Done()
-		if done || f.word.ctx.Lost() != driver.Success {
+		if done || f.slot.ctx.Lost() != driver.Success {
 			return
 		}
 		if err != nil {

@@ -260,6 +260,8 @@ func reasonOfEnd(m *ended) error {
 		return errs.Peer(opFollower, ErrWithdrawn, "", "close the follower when its work is done")
 	case m.status == statusLeft:
 		return errs.PeerClosed(opFollower, "follower")
+	case m.status == statusExcluded:
+		return errs.Peer(opFollower, ErrExcluded, errs.Words(m.reason), "discard what was not read before, close the follower and follow anew; Release what was read sooner")
 	}
 	return errs.Peer(opFollower, peer.ErrRefused, errs.Words(m.reason), "the reason is the publisher's own words")
 }

@@ -66,7 +66,7 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	got := &snapshotReader{k: k, op: op, token: said.token, replica: t, Importer: in}
 	last, err := got.read(ctx, r.mailbox)
 	if err == nil {
-		err = k.awaitWord(ctx, op, &fenceWord{page: page, slot: int(said.slot)}, last.ordered)
+		err = k.awaitWord(ctx, op, &pageSlot{page: page, index: int(said.slot)}, last.ordered)
 	}
 	if err != nil {
 		return nil, got.Discard(err)
@@ -137,7 +137,7 @@ func (c *snapshotReader) carryOut(a arrival) error {
 
 // awaitWord waits on the CPU until a generation is complete, or the publisher ends
 // before it is.
-func (k *line) awaitWord(ctx context.Context, op string, w *fenceWord, generation uint64) error {
+func (k *line) awaitWord(ctx context.Context, op string, w *pageSlot, generation uint64) error {
 	switch {
 	case !wait.Poll(ctx, func() bool { return k.ended() || w.reached(generation) }):
 		return errs.PeerWait(ctx, op, fmt.Sprintf("the publisher's work of generation %d is not done", generation), "try again with a longer limit")

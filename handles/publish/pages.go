@@ -37,8 +37,8 @@ type pages struct {
 }
 
 type page struct {
-	word *fenceWord // its slot is the next one
-	fd   *peer.FD   // for the session's next follower
+	slot *pageSlot // its slot is the next one
+	fd   *peer.FD  // for the session's next follower
 	of   peer.Credentials
 	// users counts the followers that have a word, and the session while it may hand
 	// out further ones. Guarded by the pages' mu.
@@ -47,11 +47,11 @@ type page struct {
 
 // get returns an unused word of the session's page, which reads 0, with the page's
 // descriptor for the client. The caller closes the descriptor.
-func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *fenceWord, file *peer.FD, err error) {
+func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *pageSlot, file *peer.FD, err error) {
 	ss.paging.Lock()
 	defer ss.paging.Unlock()
 	g = ss.pages[d]
-	if g == nil || g.word.slot == g.word.page.Words() {
+	if g == nil || g.slot.index == slotsOf(g.slot.page) {
 		if g != nil {
 			p.finish(g)
 			delete(ss.pages, d)
@@ -64,8 +64,8 @@ func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *fenceWo
 	if file, err = g.fd.Dup(); err != nil {
 		return nil, nil, nil, err
 	}
-	at := *g.word
-	g.word.slot++
+	at := *g.slot
+	g.slot.index++
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g.users++
@@ -101,7 +101,7 @@ func (p *pages) make(op string, d *cuda.Device, ss *session) (*page, error) {
 		p.leave(g)
 		return nil, errors.Join(err, fd.Close(n), shared.Close())
 	}
-	if g.word, err = newFenceWord(op, d, shared); err != nil {
+	if g.slot, err = newPageSlot(op, d, shared); err != nil {
 		p.leave(g)
 		return nil, errors.Join(err, g.fd.Close())
 	}
@@ -173,7 +173,7 @@ const mostSpent = 64
 func (p *pages) discard(op string, all []*page) error {
 	var errs []error
 	for _, g := range all {
-		if err := g.word.close(op); err != nil {
+		if err := g.slot.close(op); err != nil {
 			errs = append(errs, err)
 			p.mu.Lock()
 			p.stuck = append(p.stuck, g)

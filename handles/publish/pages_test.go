@@ -104,10 +104,10 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	f, err := v.p.join(peertest.Context(t), ss, 0, possession{})
 	require.NoError(t, err)
 	v.server.replicating.Done() // it is never told
-	slot := f.word.slot
+	slot := f.slot.index
 	require.NoError(t, v.p.Withdraw())
 	v.server.pages.finish(f.page)
-	require.Equal(t, slot, f.word.slot)
+	require.Equal(t, slot, f.slot.index)
 	require.NoError(t, f.file.Use(func(int) error { return nil }))
 	require.NoError(t, f.file.Close())
 }

@@ -76,6 +76,8 @@ const (
 	statusForbidden
 	// statusFailed: anything else; the reason says what.
 	statusFailed
+	// statusExcluded: the follower read for too long.
+	statusExcluded
 	statuses
 )
 

@@ -54,6 +54,10 @@ type Publication struct {
 	used uint64
 	// written are the ranges that were announced behind a gap. Guarded by changes.
 	written spans
+	// flux and cut are what the words of that name read in the followers' slots. Written with
+	// changes and mu held, as rewriting is.
+	flux, cut uint64
+	rewriting rewriting
 
 	// users counts the publication until Withdraw has ended, its timeline, and the
 	// followers' goroutines. The last ends the closing.
@@ -199,6 +203,7 @@ func (p *Publication) withdraw(op string, last ended) error {
 	p.hold.Release()
 	pages := make([]*page, 0, len(followers))
 	for f := range followers {
+		f.slot.word(cutWord).Store(cutWithdrawn)
 		pages = append(pages, f.page)
 		to := last
 		to.token, to.generation = f.token, p.view.generation

@@ -626,17 +626,17 @@ func TestWordsAreNeverUsedTwice(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})
 	k := NewClient(v.dial())
 	defer func() { require.NoError(t, k.Close()) }()
-	most := os.Getpagesize() / 8
+	most := os.Getpagesize() / 8 / slotWords
 	seen := map[string]bool{}
 	for range most + 10 {
 		f, err := Follow[uint32](peertest.Context(t), k, v.dev, "numbers", FollowOptions{})
 		require.NoError(t, err)
-		word := f.f.word.value()
+		word := f.f.slot.word(completeWord)
 		require.LessOrEqual(t, word.Load(), v.p.Stats().Generation)
 		v.p.mu.Lock()
 		for s := range v.p.followers {
 			if s.token == f.f.token {
-				name := fmt.Sprintf("%p %d", s.word.page.Pointer(), s.word.slot)
+				name := fmt.Sprintf("%p %d", s.slot.page.Pointer(), s.slot.index)
 				require.False(t, seen[name])
 				seen[name] = true
 			}

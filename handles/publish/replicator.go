@@ -19,8 +19,8 @@ type replicator struct {
 	on    *session
 	token token
 	page  *page
-	word  *fenceWord // of the page
-	file  *peer.FD   // the page's, for the follower
+	slot  *pageSlot // of the page
+	file  *peer.FD  // the page's, for the follower
 	since time.Time
 	wake  chan struct{} // holds one
 
@@ -62,6 +62,9 @@ func (f *replicator) end(m *ended) {
 	f.p.mu.Lock()
 	if f.ending == nil {
 		f.ending = m
+		if _, there := f.p.followers[f]; there {
+			f.slot.word(cutWord).Store(cutLeft) // from now on it is not waited for
+		}
 	}
 	f.p.mu.Unlock()
 	f.poke()
@@ -269,6 +272,9 @@ func (f *replicator) drop() {
 	p.mu.Lock()
 	_, there := p.followers[f]
 	delete(p.followers, f)
+	if there {
+		f.slot.word(cutWord).Store(cutLeft)
+	}
 	p.changeLocked()
 	p.mu.Unlock()
 	if there {

@@ -270,7 +270,7 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 	defer func() { _ = f.file.Close() }()
 	joined()
 	// The follower receives nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.word.slot), p.about}, f.file)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about}, f.file)); err != nil {
 		f.finished()
 		return nil, err
 	}
@@ -296,14 +296,16 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	if err != nil {
 		return nil, err
 	}
-	if err := p.timeline.write(op, w, p.view.generation); err != nil {
+	w.word(fluxWord).Store(p.flux)
+	w.word(cutWord).Store(p.cut)
+	if err := p.timeline.write(op, w, completeWord, p.view.generation); err != nil {
 		p.server.pages.retire(g) // the stream may still write it
 		return nil, errors.Join(err, file.Close())
 	}
 	if room == 0 || room > about.Reserved {
 		room = about.Reserved
 	}
-	f := &replicator{p: p, on: ss, token: newToken(), page: g, word: w, file: file, since: time.Now(),
+	f := &replicator{p: p, on: ss, token: newToken(), page: g, slot: w, file: file, since: time.Now(),
 		wake: make(chan struct{}, 1), progress: newProgress(p.unit, room)}
 	ss.mu.Lock()
 	ss.followers[f.token] = f
@@ -329,13 +331,7 @@ func (p *Publication) overtake(op string, generation uint64) error {
 		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the last", generation, p.used), "close the follower, and follow anew")
 	}
 	p.used = max(p.used, generation)
-	if p.view.generation == 0 {
-		return nil
-	}
-	p.used++
-	v := p.view
-	v.generation = p.used
-	p.show(v, p.mem)
+	p.renumber()
 	return nil
 }
 

@@ -124,7 +124,7 @@ func TestCloseStaleLeavesWhatTakeOverWasCalledFor(t *testing.T) {
 	o.endPublisher()
 	taken := make(chan error, 1)
 	go func() {
-		_, err := TakeOver(ctx, server, o.numbers)
+		_, err := TakeOver(ctx, server, o.numbers, TakeOverOptions{})
 		taken <- err
 	}()
 	require.Eventually(t, func() bool { return o.numbers.f.taking.Err() != nil && o.more.State() == Ended }, peertest.Guard, time.Millisecond)

@@ -45,10 +45,13 @@ import (
 // A new state is a row of the phases and a column of the events: one of rules, and one of
 // transitions.
 //
-// A publisher that ends before the work of what was shown is done leaves it unfinished:
+// A version that was opened for rewriting (the flux word has reached it) is not shown any
+// more; one that was shown before stays shown while the publisher lives, which waits for its
+// readers. A publisher that ends, or withdraws, meanwhile leaves no such version complete, and
+// one that ends before the work of what was shown is done leaves that unfinished:
 //
 //	unfinished  means                                          leaves it by
-//	intact      what Next showed is shown                      cut off, if less is complete: untold
+//	intact      what Next showed is shown                      cut off or withdraw, if less is complete: untold
 //	untold      less is shown, and Err matches ErrUnfinished   next, unless nothing more comes: told
 //	told        the same, and a Next has returned it           show: intact
 //
@@ -56,7 +59,8 @@ import (
 //
 //	untold, and more may come        returns ErrUnfinished
 //	a version was refused            returns the reason, once
-//	a version is pending             orders the streams behind it, and shows it if it still stands
+//	a version is pending, and not    orders the streams behind it, and shows it if it still stands
+//	opened for rewriting
 //	nothing more is announced, and   returns why
 //	nothing more is mapped
 //	otherwise                        waits for the next event
@@ -68,7 +72,15 @@ type subscription struct {
 	// completed is the last generation that the publisher completed, once its word no
 	// longer counts.
 	completed uint64
-	drained   bool // nothing further is mapped
+	// flux and cut are the last values of the publisher's words of that name, and torn is the
+	// last version that arrived of those that flux has reached: unless a later one is complete,
+	// its elements may be a mixture.
+	flux, cut uint64
+	torn      version
+	// spoiled is the last generation of which nothing can be proven, because its memory
+	// belonged to another publication.
+	spoiled uint64
+	drained bool // nothing further is mapped
 
 	// pending is the last version that arrived, unless it was shown; its generation is 0 if
 	// there is none. refusal is why it cannot be shown.
@@ -78,10 +90,10 @@ type subscription struct {
 	// that is complete.
 	shown []version
 	// received are the versions that arrived, back to the last that is complete. Of those up
-	// to generation cut something was taken back since, or the publisher changed: they are
+	// to generation taken something was taken back since, or the publisher changed: they are
 	// not shown by themselves any more. cuts counts how often that happened.
 	received []version
-	cut      uint64
+	taken    uint64
 	cuts     int
 }
 
@@ -174,26 +186,32 @@ func (s *subscription) move(e lifeEvent) bool {
 	return true
 }
 
-// withdraw notes that the publisher announces no more.
-func (s *subscription) withdraw(why error) {
-	if s.move(eventWithdraw) {
-		s.why, s.drained = why, true
+// seen is what the publisher's words in the follower's slot read.
+type seen struct{ complete, flux, cut uint64 }
+
+// withdraw notes that the publisher announces no more. What it was rewriting is complete in
+// no version.
+func (s *subscription) withdraw(why error, w seen) {
+	if !s.move(eventWithdraw) {
+		return
 	}
+	s.why, s.drained = why, true
+	s.keepBeyond(w)
 }
 
-// lose notes that the publisher is gone, and another one may continue. word is the last
-// value of its word, if that counts.
-func (s *subscription) lose(why error, word uint64) { s.cutOff(eventLose, why, word) }
+// lose notes that the publisher is gone, and another one may continue. w are the last values
+// of its words, if they count.
+func (s *subscription) lose(why error, w seen) { s.cutOff(eventLose, why, w) }
 
-// end notes that nothing more is announced. word is the last value of the publisher's word,
-// if that counts.
-func (s *subscription) end(why error, word uint64) { s.cutOff(eventEnd, why, word) }
+// end notes that nothing more is announced. w are the last values of the publisher's words,
+// if they count.
+func (s *subscription) end(why error, w seen) { s.cutOff(eventEnd, why, w) }
 
-// close notes that the follower closes. word is the last value of the publisher's word, if
-// that counts: work that its streams begin from now on may run before the publisher's.
-func (s *subscription) close(why error, word uint64) { s.cutOff(eventClose, why, word) }
+// close notes that the follower closes. w are the last values of the publisher's words, if
+// they count: work that its streams begin from now on may run before the publisher's.
+func (s *subscription) close(why error, w seen) { s.cutOff(eventClose, why, w) }
 
-func (s *subscription) cutOff(e lifeEvent, why error, word uint64) {
+func (s *subscription) cutOff(e lifeEvent, why error, w seen) {
 	counted := s.counts()
 	if !s.move(e) {
 		return
@@ -202,7 +220,9 @@ func (s *subscription) cutOff(e lifeEvent, why error, word uint64) {
 	if !counted {
 		return
 	}
-	s.completed = word
+	s.completed = w.complete
+	s.keepBeyond(w)
+	word := w.complete
 	last := len(s.shown) - 1
 	for last > 0 && !s.complete(s.shown[last], word) {
 		last--
@@ -218,12 +238,37 @@ func (s *subscription) cutOff(e lifeEvent, why error, word uint64) {
 	}
 }
 
-// accept notes that another publisher accepts the follower. It returns false if the follower
-// does not follow it any more.
-func (s *subscription) accept() bool {
+// keepBeyond forgets the versions that were opened for rewriting.
+func (s *subscription) keepBeyond(w seen) {
+	s.flux, s.cut = w.flux, w.cut
+	opened := func(v version) bool { return v.generation > 0 && v.generation <= w.flux }
+	for _, v := range s.received {
+		if opened(v) {
+			s.torn = v
+		}
+	}
+	if opened(s.current()) {
+		s.unfinished = untold
+	}
+	if s.shown = slices.DeleteFunc(s.shown, opened); len(s.shown) == 0 {
+		s.shown = append(s.shown, version{})
+	}
+	s.received = slices.DeleteFunc(s.received, opened)
+	if s.refusal == nil && opened(s.pending) {
+		s.pending = version{}
+	}
+}
+
+// accept notes that another publisher accepts the follower, of the same publication or of
+// another one of its name. It returns false if the follower does not follow it any more.
+func (s *subscription) accept(same bool) bool {
 	if !s.move(eventAccept) {
 		return false
 	}
+	if !same {
+		s.spoiled = max(s.spoiled, s.last().generation, s.torn.generation)
+	}
+	s.flux, s.cut, s.torn = 0, 0, version{}
 	if !reached(s.completed, s.pending.ordered) { // it was refused: of the others none is left
 		s.pending, s.refusal = version{}, nil
 	}
@@ -242,9 +287,18 @@ func (s *subscription) accept() bool {
 // inherit notes that TakeOver has begun: no other publisher is accepted any more.
 func (s *subscription) inherit() { s.move(eventInherit) }
 
-// heritage returns the version that TakeOver goes on with, and whether it may.
-func (s *subscription) heritage() (last version, may bool) {
-	return s.last(), transitions[s.phase][eventAdopt] != 0
+// heritage returns what TakeOver goes on with, and whether it may. w are the last values of
+// the words of a publisher whose process has ended: it may have gone on without the follower
+// after the connection's end.
+func (s *subscription) heritage(w seen) (from legacy, may bool) {
+	from = legacy{last: s.last(), flux: s.flux, cut: s.cut, torn: w.cut == cutLeft}
+	if from.last.generation == 0 && s.torn.generation > 0 {
+		from.last, from.torn = s.torn, true
+	}
+	if s.cut > lastGeneration {
+		from.cut = from.last.generation
+	}
+	return from, transitions[s.phase][eventAdopt] != 0
 }
 
 // adopt notes that this process publishes the memory.
@@ -270,6 +324,9 @@ const mostReceived = 1024
 // arrive notes that a version is mapped. One that never will be complete is forgotten.
 func (s *subscription) arrive(v version, word uint64) {
 	if !s.counts() && !s.complete(v, word) {
+		if v.generation <= s.flux {
+			s.torn = v
+		}
 		return
 	}
 	s.received = s.sinceComplete(append(s.received, v), word)
@@ -297,14 +354,19 @@ func (s *subscription) takeBack(length int) {
 func (s *subscription) cutReceived() {
 	s.cuts++
 	if n := len(s.received); n > 0 {
-		s.cut = s.received[n-1].generation
+		s.taken = s.received[n-1].generation
 	}
 }
 
 // next is what a Next does now: it shows a version, unless its generation is 0, or returns
 // an error, or waits. host says that it waits for the version's work itself.
-func (s *subscription) next(word uint64, host bool) (candidate, error) {
+func (s *subscription) next(w seen, host bool) (candidate, error) {
 	ends := rules[s.phase].ends
+	flux := w.flux
+	if !s.counts() {
+		flux = 0 // what was opened for rewriting is forgotten
+	}
+	opened := s.pending.generation <= flux
 	switch {
 	case s.unfinished == untold && !ends:
 		s.unfinished = told
@@ -313,25 +375,27 @@ func (s *subscription) next(word uint64, host bool) (candidate, error) {
 		why := s.refusal
 		s.pending, s.refusal = version{}, nil
 		return candidate{}, why
-	case s.pending.generation == 0 && ends && s.drained:
+	case opened && ends && s.drained:
 		return candidate{}, s.err()
-	case s.pending.generation > 0 && host:
-		return candidate{s.nextReady(word), s.cuts}, nil
+	case opened:
+		return candidate{}, nil
+	case host:
+		return candidate{s.nextReady(w.complete, flux), s.cuts}, nil
 	}
 	return candidate{s.pending, s.cuts}, nil
 }
 
 // nextReady returns what a Next that waits on the host shows: what is pending, unless its work
-// is not done. Then it is the newest version that arrived and is complete, otherwise the
+// is not done. Then it is, beyond flux, the newest version that arrived and is complete, otherwise the
 // oldest that is not shown, which is complete first. Waiting for what is pending, a follower
 // would show nothing while the publisher's work is always one announcement behind, or for
 // ever if the publisher waits for what the follower does with a generation before.
-func (s *subscription) nextReady(word uint64) version {
+func (s *subscription) nextReady(word, flux uint64) version {
 	next := s.pending
 	if s.complete(next, word) {
 		return next
 	}
-	behind := max(s.current().generation, s.cut)
+	behind := max(s.current().generation, s.taken, flux)
 	for _, v := range s.received {
 		if v.generation > behind && v.generation < s.pending.generation && (next == s.pending || s.complete(v, word)) {
 			next = v
@@ -406,13 +470,19 @@ func (s *subscription) err() error {
 // stale reports whether no process publishes the memory at present.
 func (s *subscription) stale() bool { return !rules[s.phase].published }
 
+// mayBeIntact reports whether the publisher's words can prove that a generation is intact: it
+// was shown, and they count.
+func (s *subscription) mayBeIntact(generation uint64) bool {
+	return s.counts() && generation > s.spoiled && generation <= s.current().generation
+}
+
 // counts reports whether the publisher's word tells what is complete.
 func (s *subscription) counts() bool { return rules[s.phase].counts }
 
 // complete reports whether a version's work is done, by the word or by its last value.
 func (s *subscription) complete(v version, word uint64) bool {
 	if !s.counts() {
-		word = s.completed
+		return reached(s.completed, v.ordered) && (v.generation == 0 || v.generation > s.flux)
 	}
 	return reached(word, v.ordered)
 }

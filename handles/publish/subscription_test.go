@@ -3,6 +3,7 @@ package publish
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -63,7 +64,7 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 	walk = func(s subscription, f flags, why error, so []lifeEvent) {
 		met[s.phase] = true
 		require.Equal(t, f.counts, s.counts(), so)
-		_, may := s.heritage()
+		_, may := s.heritage(seen{})
 		require.Equal(t, f.ends && !f.counts && !f.adopted && !f.closed, may, so)
 		switch {
 		case f.ends:
@@ -78,11 +79,11 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 		}
 		s.declare(Suspended)
 		require.Equal(t, f.counts && !f.ends, s.state() == Suspended, so)
-		c, err := s.next(0, true)
+		c, err := s.next(seen{}, true)
 		require.Zero(t, c.generation, so)
 		require.Equal(t, f.ends && s.drained, err != nil, so)
 		s.drain()
-		_, err = s.next(0, true)
+		_, err = s.next(seen{}, true)
 		require.Equal(t, f.ends, err != nil, so)
 		if len(so) == 5 {
 			return
@@ -94,16 +95,16 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 				reason := f.apply(e)
 				switch e {
 				case eventWithdraw:
-					s.withdraw(reasons[e])
+					s.withdraw(reasons[e], seen{})
 					require.Equal(t, reason || s.drained, s.drained, "nothing more is mapped")
 				case eventLose:
-					s.lose(reasons[e], 0)
+					s.lose(reasons[e], seen{})
 				case eventEnd:
-					s.end(reasons[e], 0)
+					s.end(reasons[e], seen{})
 				case eventClose:
-					s.close(reasons[e], 0)
+					s.close(reasons[e], seen{})
 				case eventAccept:
-					require.Equal(t, f.counts && !before.counts, s.accept())
+					require.Equal(t, f.counts && !before.counts, s.accept(true))
 				case eventInherit:
 					s.inherit()
 				case eventAdopt:
@@ -125,7 +126,8 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 type modelPublisher struct {
 	s          subscription
 	generation uint64
-	word       uint64
+	word, flux uint64
+	gone       bool
 	arrived    []version // all of them, with what was taken back
 	shown      []version
 	refused    uint64 // the last generation that was
@@ -138,7 +140,11 @@ type modelPublisher struct {
 	host       bool
 }
 
-func (m *modelPublisher) completes(v version) bool { return v.ordered <= m.word }
+// completes reports whether a version is complete: of a publisher that is gone, also not opened
+// for rewriting.
+func (m *modelPublisher) completes(v version) bool {
+	return v.ordered <= m.word && (!m.gone || v.generation == 0 || v.generation > m.flux)
+}
 
 // newest returns the last version that is complete.
 func (m *modelPublisher) newest(of []version) (v version) {
@@ -222,31 +228,48 @@ func (m *modelPublisher) work(t *rapid.T) {
 	}
 }
 
-func (m *modelPublisher) cutOff(event func(s *subscription, why error, word uint64)) {
+// rewrite opens what was announced for rewriting.
+func (m *modelPublisher) rewrite(*rapid.T) {
+	if m.s.counts() && m.s.phase != phaseWithdrawn && !m.owes {
+		m.flux = m.generation
+	}
+}
+
+func (m *modelPublisher) words() seen { return seen{complete: m.reads(), flux: m.flux} }
+
+func (m *modelPublisher) cutOff(event func(s *subscription, why error, w seen)) {
 	counted := m.s.counts()
-	event(&m.s, errors.New("gone"), m.word)
+	event(&m.s, errors.New("gone"), seen{complete: m.word, flux: m.flux})
 	if !counted {
 		return
 	}
+	m.gone = true
 	if last := m.newest(m.shown); last != m.current() {
 		m.unfinished = true
 		m.shown = append(m.shown, last)
 	}
 }
 
-func (m *modelPublisher) withdraw(*rapid.T) { m.s.withdraw(errors.New("withdrawn")) }
-func (m *modelPublisher) lose(*rapid.T)     { m.cutOff((*subscription).lose) }
-func (m *modelPublisher) end(*rapid.T)      { m.cutOff((*subscription).end) }
-func (m *modelPublisher) close(*rapid.T)    { m.cutOff((*subscription).close) }
-func (m *modelPublisher) inherit(*rapid.T)  { m.s.inherit() }
+func (m *modelPublisher) withdraw(*rapid.T) {
+	before := m.s.phase
+	m.s.withdraw(errors.New("withdrawn"), m.words())
+	if g := m.current().generation; m.s.phase != before && g > 0 && g <= m.flux {
+		m.unfinished, m.shown = true, append(m.shown, version{})
+	}
+}
+func (m *modelPublisher) lose(*rapid.T)    { m.cutOff((*subscription).lose) }
+func (m *modelPublisher) end(*rapid.T)     { m.cutOff((*subscription).end) }
+func (m *modelPublisher) close(*rapid.T)   { m.cutOff((*subscription).close) }
+func (m *modelPublisher) inherit(*rapid.T) { m.s.inherit() }
 
 // accept is another publisher, whose generations are later and whose word reads anything.
 func (m *modelPublisher) accept(t *rapid.T) {
 	before, was, refusal := m.s.current(), m.s.pending, m.s.refusal
-	if !m.s.accept() {
+	same := rapid.Bool().Draw(t, "same")
+	if !m.s.accept(same) {
 		return
 	}
-	require.Equal(t, refusal != nil && m.completes(was), m.s.refusal != nil, "the refusal of what never was")
+	require.Equal(t, refusal != nil && was.ordered <= m.word, m.s.refusal != nil, "the refusal of what never was")
 	require.Equal(t, before.length, m.s.current().length)
 	require.Equal(t, before.generation, m.s.current().generation)
 	old := m.newest(m.arrived)
@@ -255,8 +278,13 @@ func (m *modelPublisher) accept(t *rapid.T) {
 		m.arrived = []version{old}
 	}
 	m.cutArrived()
+	if n := len(m.arrived); !same && n > 0 {
+		require.False(t, m.s.mayBeIntact(m.arrived[n-1].generation), "of another publication")
+	}
+	m.gone = false
 	m.generation += rapid.Uint64Range(1, 5).Draw(t, "ahead")
 	m.word = rapid.Uint64Range(0, m.generation).Draw(t, "word")
+	m.flux = rapid.Uint64Range(0, m.generation).Draw(t, "flux")
 	m.drained, m.owes = false, false
 }
 
@@ -267,7 +295,7 @@ func (m *modelPublisher) soonest() version {
 	}
 	var unseen []version
 	for _, v := range m.arrived {
-		if v.generation > max(m.current().generation, m.cut) && v.generation < m.s.pending.generation {
+		if v.generation > max(m.current().generation, m.cut, m.flux) && v.generation < m.s.pending.generation {
 			unseen = append(unseen, v)
 		}
 	}
@@ -281,7 +309,7 @@ func (m *modelPublisher) next(t *rapid.T) {
 	host := rapid.Bool().Draw(t, "host")
 	mayGoOn := !rules[m.s.phase].ends
 	unfinished := m.s.unfinished
-	c, err := m.s.next(m.reads(), host)
+	c, err := m.s.next(m.words(), host)
 	switch {
 	case errors.Is(err, ErrUnfinished) && mayGoOn:
 		require.True(t, m.unfinished)
@@ -292,6 +320,7 @@ func (m *modelPublisher) next(t *rapid.T) {
 		require.False(t, mayGoOn)
 	case c.generation > 0:
 		require.Greater(t, c.generation, m.current().generation)
+		require.Greater(t, c.generation, m.flux, "opened for rewriting")
 		if host {
 			require.Equal(t, m.soonest(), c.version)
 		} else {
@@ -305,6 +334,10 @@ func (m *modelPublisher) next(t *rapid.T) {
 // complete by then, or the word has ended.
 func (m *modelPublisher) show(t *rapid.T) {
 	if m.held.generation == 0 || m.host && m.s.counts() && !m.completes(m.held.version) {
+		return
+	}
+	if m.s.counts() && m.held.generation <= m.flux {
+		m.held = candidate{} // no hold can begin
 		return
 	}
 	if m.s.show(m.held, m.reads()) {
@@ -323,6 +356,10 @@ func (m *modelPublisher) check(t *rapid.T) {
 	require.Equal(t, m.unfinished, errors.Is(m.s.err(), ErrUnfinished))
 	if !m.s.counts() {
 		require.Equal(t, m.newest(m.arrived), m.s.last(), "what a take-over goes on with")
+		from, _ := m.s.heritage(m.words())
+		opened := slices.ContainsFunc(m.arrived, func(v version) bool { return v.generation <= m.flux })
+		require.Equal(t, opened && m.s.last().generation == 0, from.torn, "a take-over goes on with what may be a mixture")
+		require.False(t, m.s.mayBeIntact(m.current().generation))
 		for _, all := range [][]version{m.s.shown, m.s.received} {
 			for _, v := range all {
 				require.True(t, m.completes(v))
@@ -338,14 +375,14 @@ func TestWhatAFollowerShows(t *testing.T) {
 	life := func(t *rapid.T) {
 		m := &modelPublisher{s: newSubscription(), shown: []version{{}}}
 		t.Repeat(map[string]func(*rapid.T){
-			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work,
+			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work, "rewrite": m.rewrite,
 			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "close": m.close, "inherit": m.inherit, "accept": m.accept,
 			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "": m.check,
 		})
 		m.end(t)
 		m.s.drain()
 		for {
-			c, err := m.s.next(m.reads(), true)
+			c, err := m.s.next(m.words(), true)
 			if err != nil && err.Error() != "refused" {
 				break
 			}
@@ -377,13 +414,13 @@ func TestWhatIsKeptOfAStalledPublisher(t *testing.T) {
 		require.EqualValues(t, 1, s.received[0].generation)
 		require.Equal(t, g, s.received[len(s.received)-1].generation)
 	}
-	s.end(cuda.ErrClosed, 2*mostReceived-1)
+	s.end(cuda.ErrClosed, seen{complete: 2*mostReceived - 1})
 	require.EqualValues(t, 2*mostReceived-1, s.last().generation)
 
 	s = newSubscription()
 	for g := uint64(1); g <= 10; g++ {
 		s.arrive(version{generation: g, ordered: g}, g)
-		c, err := s.next(g, true)
+		c, err := s.next(seen{complete: g}, true)
 		require.NoError(t, err)
 		require.True(t, s.show(c, g))
 		require.Len(t, s.received, 1, "of one that is not, the last")

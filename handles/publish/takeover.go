@@ -33,15 +33,19 @@ import (
 // waited for, too, because it still has the memory. If its client has come back to that process, the next TakeOver waits for
 // that process's end. After any other error the follower may no longer come back, and
 // TakeOver may be called again.
-func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T]) (*Publication, error) {
+//
+// If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
+// on without this follower, it returns [ErrIncomplete]: they may hold a mixture of
+// generations. See TakeOverOptions.Incomplete.
+func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T], o TakeOverOptions) (*Publication, error) {
 	const op = "publish.TakeOver"
 	if s == nil || f == nil {
 		return nil, errs.PeerInvalid(op, "a nil server or follower", "make them with NewServer and Follow")
 	}
-	return s.takeOver(ctx, op, f.f)
+	return s.takeOver(ctx, op, f.f, o)
 }
 
-func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publication, error) {
+func (s *Server) takeOver(ctx context.Context, op string, f *follower, o TakeOverOptions) (*Publication, error) {
 	switch {
 	case s.refused != nil:
 		return nil, s.refused
@@ -59,7 +63,7 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(s.ctx, cancel)() // Close waits for this call
-	p, err := s.takeOverSocket(ctx, op, f)
+	p, err := s.takeOverSocket(ctx, op, f, o)
 	if err != nil && s.ctx.Err() != nil {
 		return nil, errs.PeerClosed(op, "server")
 	}
@@ -69,7 +73,7 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower) (*Publica
 // takeOverSocket waits for the publisher's end, binds its socket, and publishes. Calls
 // for one server are serialized from then on: one that finds the socket bound relies on
 // it to be served.
-func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*Publication, error) {
+func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower, o TakeOverOptions) (*Publication, error) {
 	for {
 		if err := f.client.awaitProcess(ctx, op); err != nil {
 			return nil, err
@@ -78,7 +82,7 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 		if err != nil {
 			return nil, err
 		}
-		p, err := s.takeOverAt(ctx, op, f, at)
+		p, err := s.takeOverAt(ctx, op, f, at, o)
 		if p == nil && err == nil {
 			err = at.awaitOwner(ctx, op, f.id())
 		}
@@ -91,17 +95,17 @@ func (s *Server) takeOverSocket(ctx context.Context, op string, f *follower) (*P
 
 // takeOverAt returns nil and no error if another process took the publication over, and lives
 // although it does not serve the socket.
-func (s *Server) takeOverAt(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
+func (s *Server) takeOverAt(ctx context.Context, op string, f *follower, at place, o TakeOverOptions) (*Publication, error) {
 	if !s.takingOver.Take(ctx, nil) {
 		return nil, errs.PeerWait(ctx, op, "another publication is being taken over", "try again")
 	}
 	defer s.takingOver.Give()
-	return s.takeOverInTurn(ctx, op, f, at)
+	return s.takeOverInTurn(ctx, op, f, at, o)
 }
 
 // takeOverInTurn is takeOverAt for a caller that has waited for the publisher's end, and has
 // takingOver.
-func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower, at place) (*Publication, error) {
+func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower, at place, o TakeOverOptions) (*Publication, error) {
 	l, mine, err := s.bindTaken(op, f.client)
 	if err != nil {
 		return nil, err
@@ -114,7 +118,7 @@ func (s *Server) takeOverInTurn(ctx context.Context, op string, f *follower, at 
 		taken, undo, err = at.take(ctx, op, f.id())
 	}
 	if taken {
-		if p, err = s.succeed(ctx, op, f); err != nil {
+		if p, err = s.succeed(ctx, op, f, o); err != nil {
 			undo()
 		}
 	}
@@ -192,11 +196,11 @@ func (s *Server) serveTaken(l *peer.Listener) {
 
 // succeed publishes what a follower has whose publisher has ended, and closes the
 // follower.
-func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publication, error) {
+func (s *Server) succeed(ctx context.Context, op string, f *follower, o TakeOverOptions) (*Publication, error) {
 	if !f.closer.Acquire() {
 		return nil, errs.PeerClosed(op, "follower")
 	}
-	p, err := s.inherit(ctx, op, f)
+	p, err := s.inherit(ctx, op, f, o)
 	f.closer.Release()
 	if err != nil {
 		return nil, err
@@ -207,7 +211,7 @@ func (s *Server) succeed(ctx context.Context, op string, f *follower) (*Publicat
 	return p, nil
 }
 
-func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publication, error) {
+func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOverOptions) (*Publication, error) {
 	if s.find(f.name) != nil { // before anything changes
 		return nil, errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
 	}
@@ -223,19 +227,24 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower) (*Publicat
 	}
 	defer f.lengths.Give()
 	f.mu.Lock()
-	last, may := f.sub.heritage()
+	from, may := f.sub.heritage(f.slot.seen())
 	hold := f.hold
 	f.mu.Unlock()
-	if !may {
+	switch {
+	case !may:
 		return nil, errs.PeerClosed(op, "follower")
+	case from.torn && !o.Incomplete:
+		return nil, errs.Peer(op, ErrIncomplete, fmt.Sprintf("publication %q, whose publisher ended while it rewrote what this follower has, or had gone on without it", f.name),
+			"load the elements anew; TakeOverOptions.Incomplete takes the memory over to rewrite it")
 	}
-	if err := f.memory.SetLen(op, uint64(last.length)*f.replica.unit); err != nil {
+	from.identity, from.generation, from.chunks = f.identity, f.replica.generation, f.replica.chunks
+	if err := f.memory.SetLen(op, uint64(from.last.length)*f.replica.unit); err != nil {
 		return nil, err
 	}
 	if err := f.memory.Own(op); err != nil {
 		return nil, err
 	}
-	p, err := s.publish(op, f.name, f.memory, f.about, f.replica.unit, &legacy{f.identity, f.replica.generation, last, f.replica.chunks})
+	p, err := s.publish(op, f.name, f.memory, f.about, f.replica.unit, &from)
 	if err != nil {
 		return nil, err
 	}
@@ -268,18 +277,28 @@ func (f *follower) current() *line {
 	return f.k
 }
 
+// TakeOverOptions configure [TakeOver].
+type TakeOverOptions struct {
+	// Incomplete takes memory over that may hold a mixture of generations, open for rewriting:
+	// followers that come back keep it, and show nothing until the caller has written all
+	// elements and called Announce.
+	Incomplete bool
+}
+
 // legacy is what a publication continues.
 type legacy struct {
 	identity   identity
 	generation uint64
 	last       version
+	torn       bool // the elements of last may be a mixture
+	flux, cut  uint64
 	chunks     []chunk
 }
 
 // inherits shows what was shown last, as the next generation. Nothing else refers to the
 // publication yet.
 func (p *Publication) inherits(op string, from *legacy) error {
-	p.identity, p.used = from.identity, from.generation
+	p.identity, p.used, p.flux, p.cut = from.identity, from.generation, from.flux, from.cut
 	if from.last.generation == 0 {
 		return nil // nothing was complete: there is nothing to show before the first announcement
 	}
@@ -294,5 +313,8 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	p.used++
 	p.mem = mem
 	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
+	if from.torn {
+		p.flux, p.rewriting = p.used, open
+	}
 	return nil
 }

@@ -37,7 +37,7 @@ func ExampleTakeOver() {
 
 	check(publisher.Process.Kill())
 	server := publish.NewServer(publish.ServerOptions{})
-	text, err := publish.TakeOver(ctx, server, follower) // waits for the end of the process
+	text, err := publish.TakeOver(ctx, server, follower, publish.TakeOverOptions{}) // waits for the end of the process
 	check(err)
 
 	// The array belongs to this process now, which appends, announces and serves.

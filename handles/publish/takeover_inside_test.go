@@ -88,12 +88,12 @@ func TestTwoTakeOversOfOneServer(t *testing.T) {
 	within, giveUp := context.WithCancel(peertest.Context(t))
 	first, second := make(chan error, 1), make(chan error, 1)
 	go func() {
-		_, err := TakeOver(within, server, o.numbers)
+		_, err := TakeOver(within, server, o.numbers, TakeOverOptions{})
 		first <- err
 	}()
 	o.bound(t, server)
 	go func() {
-		_, err := TakeOver(peertest.Context(t), server, o.more)
+		_, err := TakeOver(peertest.Context(t), server, o.more, TakeOverOptions{})
 		second <- err
 	}()
 	giveUp()
@@ -101,7 +101,7 @@ func TestTwoTakeOversOfOneServer(t *testing.T) {
 	require.NoError(t, <-second)
 	require.Equal(t, []string{"more"}, o.names(t))
 	o.numbers.f.lengths.Give()
-	_, err := TakeOver(peertest.Context(t), server, o.numbers)
+	_, err := TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.NoError(t, err)
 	require.Equal(t, []string{"more", "numbers"}, o.names(t))
 	require.NoError(t, server.Close())
@@ -114,11 +114,11 @@ func TestTwoTakeOversOfOneServer(t *testing.T) {
 func TestATakeOverIsGivenUp(t *testing.T) {
 	o := newOrphans(t)
 	server := NewServer(ServerOptions{})
-	_, err := TakeOver(canceled(t), server, o.numbers)
+	_, err := TakeOver(canceled(t), server, o.numbers, TakeOverOptions{})
 	require.ErrorIs(t, err, context.Canceled)
 	over := make(chan error, 1)
 	go func() {
-		_, err := TakeOver(peertest.Context(t), server, o.numbers)
+		_, err := TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 		over <- err
 	}()
 	require.Eventually(t, func() bool { return !server.closer.Now().Quiet() }, peertest.Guard, time.Millisecond)
@@ -127,7 +127,7 @@ func TestATakeOverIsGivenUp(t *testing.T) {
 
 	server = NewServer(ServerOptions{})
 	require.NoError(t, o.client.Close())
-	_, err = TakeOver(peertest.Context(t), server, o.numbers)
+	_, err = TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.ErrorIs(t, err, cuda.ErrClosed)
 	require.ErrorContains(t, err, "client")
 	require.NoError(t, server.Close())
@@ -142,13 +142,13 @@ func TestATakenSocketIsNotTakenOver(t *testing.T) {
 	l, err := peer.Listen(filepath.Dir(o.path), filepath.Base(o.path), peer.Options{})
 	require.NoError(t, err)
 	server := NewServer(ServerOptions{})
-	_, err = TakeOver(peertest.Context(t), server, o.numbers)
+	_, err = TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.ErrorIs(t, err, cuda.ErrInUse)
 	var served *peer.ServedError
 	require.ErrorAs(t, err, &served)
 	require.Equal(t, o.path, served.Path)
 	require.NoError(t, l.Close())
-	_, err = TakeOver(peertest.Context(t), server, o.numbers)
+	_, err = TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.NoError(t, err)
 	require.NoError(t, server.Close())
 	require.NoError(t, o.numbers.Array().Close())
@@ -166,7 +166,7 @@ func TestATakeOverWaitsForTheProcessThatTheClientCameBackTo(t *testing.T) {
 	go func() {
 		at, err := o.client.place("test")
 		if err == nil {
-			_, err = server.takeOverInTurn(within, "test", o.numbers.f, at)
+			_, err = server.takeOverInTurn(within, "test", o.numbers.f, at, TakeOverOptions{})
 			_ = at.folder.Close()
 		}
 		took <- err
@@ -176,7 +176,7 @@ func TestATakeOverWaitsForTheProcessThatTheClientCameBackTo(t *testing.T) {
 	require.ErrorContains(t, <-took, "the publisher's process has not ended")
 	require.NoError(t, o.numbers.f.taking.Err(), "the follower is unchanged")
 	next.endPublisher()
-	_, err := TakeOver(peertest.Context(t), server, o.numbers)
+	_, err := TakeOver(peertest.Context(t), server, o.numbers, TakeOverOptions{})
 	require.NoError(t, err)
 	require.NoError(t, server.Close())
 	require.NoError(t, o.numbers.Array().Close())

@@ -237,7 +237,7 @@ func (h *heir) takeOver(ctx context.Context) (err error) {
 	if h.server == nil {
 		h.server = publish.NewServer(publish.ServerOptions{})
 	}
-	if h.p, err = publish.TakeOver(ctx, h.server, h.f); err == nil {
+	if h.p, err = publish.TakeOver(ctx, h.server, h.f, publish.TakeOverOptions{}); err == nil {
 		h.array, h.f = h.f.Array(), nil
 	}
 	return err

@@ -11,11 +11,12 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// timeline orders the generations of one publication: the words read a generation when
-// the work before its announcement is done, and never a later one first. All writes are
-// on one stream of the publication's own, which waits for events of the streams that
-// the caller names. So no stream of the user carries a write that a capture could
-// record, and the order of generations is that of the one stream.
+// timeline writes words of pages in their turn. Of a publication it orders the generations:
+// the words read a generation when the work before its announcement is done, and never a
+// later one first. Of a follower it writes when holds have ended. All writes are on one
+// stream of its own, which waits for events of the streams that the caller names. So no
+// stream of the user carries a write that a capture could record, and the order of the
+// numbers is that of the one stream.
 //
 // Its owner serializes the calls.
 type timeline struct {
@@ -70,16 +71,16 @@ func passed(ctx context.Context, op string, f *core.Fence) error {
 	return nil
 }
 
-// write makes the word read the generation, in its turn.
-func (t *timeline) write(op string, w *fenceWord, generation uint64) error {
+// write makes a word read a number, in its turn.
+func (t *timeline) write(op string, w *pageSlot, word slotWord, number uint64) error {
 	if t.stream == nil {
-		w.value().Store(generation)
+		w.word(word).Store(number)
 		return nil
 	}
 	in := core.StreamOf(t.stream)
 	drv := in.Ctx.System().Drv
-	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at(), generation); r != driver.Success {
-		return in.Ctx.CallError(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("generation %d", generation))
+	if r := drv.StreamWriteValue64(in.Ctx.Handle, in.Handle, w.at(word), number); r != driver.Success {
+		return in.Ctx.CallError(op, driver.CallStreamWriteValue64, r, fmt.Sprintf("number %d", number))
 	}
 	return nil
 }
@@ -112,6 +113,14 @@ func dropStream(s *cuda.Stream, cause error) error {
 	u := core.SystemOf(s.Device()).NewUndo(driver.Device(s.Device().Ordinal()))
 	u.Own("stream", 0, s.Close)
 	return u.After(cause)
+}
+
+// done reports whether all writes so far are done.
+func (t *timeline) done() (bool, error) {
+	if t.stream == nil {
+		return true, nil
+	}
+	return t.stream.Done()
 }
 
 // close closes the stream, and waits for its writes.

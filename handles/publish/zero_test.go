@@ -29,7 +29,10 @@ func TestZeroValuesAreNotShared(t *testing.T) {
 		"lease a buffer":     func() error { _, err := handles.LeaseBuffer(&vmm.Buffer{}, handles.LeaseOptions{}); return err },
 		"lease an array":     func() error { _, err := handles.LeaseArray(&vmm.Array[int32]{}, handles.LeaseOptions{}); return err },
 		"publish with a nil": func() error { _, err := server.Publish("x", nil); return err },
-		"take nothing over":  func() error { _, err := publish.TakeOver[byte](ctx, server, nil); return err },
+		"take nothing over": func() error {
+			_, err := publish.TakeOver[byte](ctx, server, nil, publish.TakeOverOptions{})
+			return err
+		},
 	} {
 		require.ErrorIs(t, share(), cuda.ErrInvalidArgument, name)
 	}

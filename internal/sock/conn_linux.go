@@ -175,6 +175,16 @@ func (c *Conn) Writable() (writable bool) {
 	return writable
 }
 
+// HungUp reports whether the peer's end is closed, also while what it sent before is unread.
+func (c *Conn) HungUp() bool {
+	up := false
+	_ = c.raw.Control(func(s uintptr) {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLRDHUP}}, 0)
+		up = err == nil && n == 0
+	})
+	return !up
+}
+
 // Unread returns how much of the sent data the peer has not received yet, in bytes as the
 // kernel accounts them. It is 0 for a closed connection.
 func (c *Conn) Unread() (bytes int) {

@@ -30,6 +30,8 @@ func (c *Conn) Ready() bool { return false }
 
 func (c *Conn) Writable() bool { return false }
 
+func (c *Conn) HungUp() bool { return true }
+
 func (c *Conn) Unread() int { return 0 }
 
 func TooManyInFlight(error) bool { return false }

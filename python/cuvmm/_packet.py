@@ -11,7 +11,7 @@ MAGIC = b"cuvP"
 #: Greetings and refusals are of this version.
 FIRST_VERSION = 1
 #: The versions that this package speaks.
-LEAST_VERSION, LATEST_VERSION = 1, 1
+LEAST_VERSION, LATEST_VERSION = 2, 2
 BODY = 32 << 10
 FILES = 253
 MAX_BODY = 1 << 20

@@ -30,7 +30,7 @@ func sidecar(e *app.Env, dir string) (err error) {
 	defer app.Close(client, &err)
 	server := publish.NewServer(publish.ServerOptions{})
 	defer app.Close(server, &err)
-	published, err := publish.TakeOver(e.Context, server, f)
+	published, err := publish.TakeOver(e.Context, server, f, publish.TakeOverOptions{})
 	if err != nil {
 		return errors.Join(err, f.Close())
 	}

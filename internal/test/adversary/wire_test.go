@@ -90,8 +90,11 @@ func (w *wire) close() {
 }
 
 func packetHeader(kind uint16, to [16]byte, seq uint64, bytes, fds, allBytes, allFDs uint32) []byte {
-	b := append([]byte{}, "cuvP"...)
-	b = le.AppendUint16(b, 1)
+	version := uint16(2)
+	if kind == 0 || kind == 0xffff {
+		version = 1 // of greetings and refusals
+	}
+	b := le.AppendUint16([]byte("cuvP"), version)
 	b = le.AppendUint16(b, kind)
 	b = append(b, to[:]...)
 	b = le.AppendUint64(b, seq)
@@ -127,7 +130,7 @@ func (w *wire) part(kind uint16, body []byte, allBytes, allFDs uint32, fds ...in
 
 func (w *wire) greet() error {
 	// The nonce, and the least and the latest version that this side speaks.
-	if err := w.raw(append(append(packetHeader(0, [16]byte{}, 0, 20, 0, 20, 0), w.own[:]...), 1, 0, 1, 0)); err != nil {
+	if err := w.raw(append(append(packetHeader(0, [16]byte{}, 0, 20, 0, 20, 0), w.own[:]...), 2, 0, 2, 0)); err != nil {
 		return err
 	}
 	w.seq = 1

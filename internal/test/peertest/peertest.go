@@ -54,7 +54,10 @@ func Pair(t testing.TB, o peer.Options) (near, far *peer.Conn) {
 // Packet is the other end's half of the form, written down apart from the code.
 func Packet(kind uint16, to []byte, sequence uint64, fds, allBytes, allFDs uint32, body string) []byte {
 	le := binary.LittleEndian
-	b := append([]byte("cuvP"), 1, 0)
+	b := append([]byte("cuvP"), 2, 0)
+	if kind == 0 || kind == 0xffff {
+		b[4] = 1 // greetings and refusals
+	}
 	b = le.AppendUint16(b, kind)
 	b = append(b, to...)
 	b = le.AppendUint64(b, sequence)
@@ -74,9 +77,9 @@ func Greet(t testing.TB, s int) (nonce []byte) {
 	require.NoError(t, err)
 	require.Equal(t, 72, n)
 	require.Equal(t, "cuvP\x01\x00\x00\x00", string(b[:8]))
-	require.Equal(t, "\x01\x00\x01\x00", string(b[64:68]), "versions 1 to 1")
+	require.Equal(t, "\x02\x00\x02\x00", string(b[64:68]), "versions 2 to 2")
 	require.Equal(t, "\x01\x00\x00\x00", string(b[68:72]), "takes soon")
-	require.NoError(t, unix.Sendmsg(s, Packet(0, make([]byte, 16), 0, 0, 20, 0, strings.Repeat("n", 16)+"\x01\x00\x01\x00"), nil, nil, 0))
+	require.NoError(t, unix.Sendmsg(s, Packet(0, make([]byte, 16), 0, 0, 20, 0, strings.Repeat("n", 16)+"\x02\x00\x02\x00"), nil, nil, 0))
 	return b[48:64]
 }
 

@@ -249,7 +249,7 @@ func (p *program) inherit(ctx context.Context, socket, name string) (string, err
 		return "", errors.Join(err, f.Close(), k.Close())
 	}
 	fmt.Fprintln(os.Stdout, "following")
-	shown, err := publish.TakeOver(ctx, p.server, f)
+	shown, err := publish.TakeOver(ctx, p.server, f, publish.TakeOverOptions{})
 	if err != nil {
 		return "", errors.Join(err, f.Close(), k.Close())
 	}

@@ -11,27 +11,62 @@ import (
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 )
 
-// fenceWord is a word of a page that a publisher shares with a follower, on either
-// side. The page is mapped, and registered as pinned host memory so that streams can
-// write the word and wait for it. On a device without 64-bit stream memory operations
-// it is not registered, and the CPU does both.
-type fenceWord struct {
-	page *sharedpage.Page
-	slot int           // of the page's words
-	ctx  *core.Context // nil if the page is not registered
-	base driver.Ptr
+// pageSlot is a follower's part of a page that a publisher shares with it, on either side:
+// a cache line of 64-bit words.
+//
+//	word      written by                   reads
+//	complete  the publisher's stream; the  the last generation whose work is done: the fence word,
+//	          follower, as its last value  which a stream of the follower waits for
+//	flux      the publisher                the last generation that was opened for rewriting
+//	cut       the publisher                the last generation of which something was taken back;
+//	                                       cutLeft once it goes on without the follower, and
+//	                                       cutWithdrawn once the publication is over
+//	held      the follower                 the number of its last hold on what it shows
+//	released  a stream of the follower     the number of the last hold that ended: while it is
+//	                                       that of held, the follower reads nothing
+//
+// The page is mapped, and registered as pinned host memory so that streams can write words
+// and wait for them. On a device without 64-bit stream memory operations it is not
+// registered, and the CPU does both.
+type pageSlot struct {
+	page  *sharedpage.Page
+	index int           // of the page's slots
+	ctx   *core.Context // nil if the page is not registered
+	base  driver.Ptr
 	// closing receives the outcome of closeLater's close.
 	closing chan error
 }
+
+// slotWord is a word of a slot.
+type slotWord int
+
+const (
+	completeWord slotWord = iota
+	fluxWord
+	cutWord
+	heldWord
+	releasedWord
+	// slotWords is how many words a slot has. The rest of its cache line is unused.
+	slotWords = 8
+)
+
+// Values of the cut word above all generations.
+const (
+	cutLeft = release + iota
+	cutWithdrawn
+)
+
+// slotsOf is how many slots a page has.
+func slotsOf(p *sharedpage.Page) int { return p.Words() / slotWords }
 
 // streamWords reports whether the device's streams write and wait for words.
 func streamWords(d *cuda.Device) bool {
 	return core.SystemOf(d).Attribute(driver.Device(d.Ordinal()), driver.AttrStreamMemOps64) > 0
 }
 
-// newFenceWord takes over the page, even if it fails.
-func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, error) {
-	w := &fenceWord{page: p}
+// newPageSlot takes over the page, even if it fails.
+func newPageSlot(op string, d *cuda.Device, p *sharedpage.Page) (*pageSlot, error) {
+	w := &pageSlot{page: p}
 	if !streamWords(d) {
 		return w, nil
 	}
@@ -55,20 +90,28 @@ func newFenceWord(op string, d *cuda.Device, p *sharedpage.Page) (*fenceWord, er
 // sharedPage names the page in errors.
 const sharedPage = "a page that is shared with another process"
 
-func (w *fenceWord) value() *atomic.Uint64 { return w.page.Word(w.slot) }
+// word returns a word for the CPU; at returns its device address.
+func (w *pageSlot) word(i slotWord) *atomic.Uint64 { return w.page.Word(w.index*slotWords + int(i)) }
+func (w *pageSlot) at(i slotWord) driver.Ptr {
+	return w.base + driver.Ptr(8*(w.index*slotWords+int(i)))
+}
 
-// at returns the word's device address.
-func (w *fenceWord) at() driver.Ptr { return w.base + driver.Ptr(8*w.slot) }
+// seen returns what the publisher's words read.
+func (w *pageSlot) seen() seen {
+	return seen{w.word(completeWord).Load(), w.word(fluxWord).Load(), w.word(cutWord).Load()}
+}
 
 // reached reports whether the word reads a generation or a later one.
-func (w *fenceWord) reached(generation uint64) bool { return reached(w.value().Load(), generation) }
+func (w *pageSlot) reached(generation uint64) bool {
+	return reached(w.word(completeWord).Load(), generation)
+}
 
 // reached compares as streams do: by the sign of the difference.
 func reached(word, generation uint64) bool { return int64(word-generation) >= 0 }
 
 // close unregisters and unmaps the page, which no stream may write or wait for any
 // more. The driver waits for all work of the context meanwhile.
-func (w *fenceWord) close(op string) error {
+func (w *pageSlot) close(op string) error {
 	if c := w.ctx; c != nil {
 		unregister := func() driver.Result { return c.System().Drv.MemHostUnregister(c.Handle, w.page.Pointer()) }
 		if r := c.Teardown(unregister); r != driver.Success {
@@ -82,7 +125,7 @@ func (w *fenceWord) close(op string) error {
 
 // closeLater is close for the reclaimer, which must not wait: until a goroutine has closed
 // the word it returns life.ErrAgain.
-func (w *fenceWord) closeLater(op string) error {
+func (w *pageSlot) closeLater(op string) error {
 	if w.closing == nil {
 		closing := make(chan error, 1)
 		w.closing = closing
@@ -99,7 +142,7 @@ func (w *fenceWord) closeLater(op string) error {
 
 // drop closes a word that no stream uses, after an operation that failed with cause. What
 // the driver refuses is one of the System's leftovers.
-func (w *fenceWord) drop(op string, cause error) error {
+func (w *pageSlot) drop(op string, cause error) error {
 	c := w.ctx
 	err := w.close(op)
 	switch {

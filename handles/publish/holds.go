@@ -1,0 +1,150 @@
+package publish
+
+import (
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/lock"
+)
+
+// holds are what may still read the elements that a follower shows: the streams that Next or
+// Order ordered, and the caller of a Next without streams. The publisher rewrites nothing
+// before they have ended.
+//
+// The two processes agree by words of the follower's slot. The follower writes that it holds,
+// and then looks whether a rewriting is open; the publisher writes that one is open, and then
+// looks who holds. So at least one of them sees the other. While one hold lasts, others begin
+// and end without any word: that there is one is all that the publisher asks.
+type holds struct {
+	mu      lock.Mutex[lock.Waiting] // held over the driver calls that end holds
+	streams map[*core.Stream]struct{}
+	caller  bool
+	// number is that of the last hold that began while there was none, told the one that
+	// the released word reads, or will read when the work of the streams is done.
+	number, told uint64
+}
+
+// any reports whether anything holds. The caller has locked the holds, as for all of these.
+func (h *holds) any() bool { return h.caller || len(h.streams) > 0 }
+
+// begin lets the streams hold a generation, or without streams the caller. It returns false,
+// without effect, if that generation is open for rewriting.
+func (h *holds) begin(w *pageSlot, streams []*cuda.Stream, generation uint64) bool {
+	for s := range h.streams {
+		if s.Gone() {
+			delete(h.streams, s) // with its work
+		}
+	}
+	fresh := !h.any()
+	if fresh {
+		h.number++
+		w.word(heldWord).Store(h.number)
+	}
+	if w.word(fluxWord).Load() >= generation {
+		if fresh {
+			h.number--
+			w.word(heldWord).Store(h.number)
+		}
+		return false
+	}
+	h.caller = len(streams) == 0
+	for _, s := range streams {
+		if h.streams == nil {
+			h.streams = map[*core.Stream]struct{}{}
+		}
+		h.streams[core.StreamOf(s)] = struct{}{}
+	}
+	return true
+}
+
+// restart tells another publisher, whose slot it is, whether anything holds.
+func (h *holds) restart(w *pageSlot) {
+	h.number, h.told = 0, 0
+	if h.any() {
+		h.number = 1
+		w.word(heldWord).Store(h.number)
+	}
+}
+
+// beginHold is holds.begin for what the follower shows, or is about to show.
+func (f *follower) beginHold(streams []*cuda.Stream, generation uint64) bool {
+	f.words.RLock()
+	defer f.words.RUnlock()
+	f.holds.mu.Lock()
+	defer f.holds.mu.Unlock()
+	return f.holds.begin(f.slot, streams, generation)
+}
+
+// endHolds ends the holds of some streams, once the work that is on them now is done, and the
+// caller's if that is named. What a failed call did not end can be ended by a later one.
+func (f *follower) endHolds(op string, streams []*cuda.Stream, caller bool) error {
+	f.words.RLock()
+	defer f.words.RUnlock()
+	h := &f.holds
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var holding []*cuda.Stream
+	for _, s := range streams {
+		if _, holds := h.streams[core.StreamOf(s)]; holds {
+			holding = append(holding, s)
+		}
+	}
+	release, err := useStreams(core.SystemOf(f.dev), op, holding)
+	if err != nil {
+		return err
+	}
+	defer release()
+	for _, s := range holding {
+		if err := f.releases.behind(f.ctx, op, core.StreamOf(s)); err != nil {
+			return err
+		}
+		delete(h.streams, core.StreamOf(s))
+	}
+	h.caller = h.caller && !caller
+	if h.any() || h.told == h.number {
+		return nil
+	}
+	if err := f.releases.write(op, f.slot, releasedWord, h.number); err != nil {
+		return err
+	}
+	h.told = h.number
+	return nil
+}
+
+// release is Follower.Release.
+func (f *follower) release(streams []*cuda.Stream) error {
+	const op = "publish.Follower.Release"
+	if !f.closer.Acquire() {
+		return errs.PeerClosed(op, "follower")
+	}
+	defer f.closer.Release()
+	free, err := useStreams(core.SystemOf(f.dev), op, streams) // first, so that a capture is refused without effect
+	if err != nil {
+		return err
+	}
+	defer free()
+	return f.endHolds(op, streams, len(streams) == 0)
+}
+
+// intact is Follower.Intact.
+func (f *follower) intact(generation uint64) bool {
+	if !f.closer.Acquire() {
+		return false
+	}
+	defer f.closer.Release()
+	f.words.RLock()
+	defer f.words.RUnlock()
+	f.mu.Lock()
+	known := f.sub.mayBeIntact(generation)
+	f.mu.Unlock()
+	// A process that takes the publication over does so after the end of the publisher's, which
+	// the socket shows at once, even before the goroutine that reads from it runs.
+	return known && max(f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()) < generation && !f.k.conn.in.Socket().HungUp()
+}
+
+// errRewriting says that what is shown is open for rewriting.
+func errRewriting(op string, generation uint64) error {
+	return errs.Peer(op, ErrRewriting, fmt.Sprintf("generation %d", generation), "call Next, which waits for the publisher's next announcement")
+}

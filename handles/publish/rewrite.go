@@ -1,0 +1,230 @@
+package publish
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// RewriteOptions configure [Publication.Rewrite].
+type RewriteOptions struct {
+	// ExcludeAfter is how long Rewrite waits for a follower. One that has not released by
+	// then what it reads is excluded: it is told (ErrExcluded), and can no longer prove that
+	// what it read was intact (Follower.Intact). 0 excludes none.
+	ExcludeAfter time.Duration
+	// Excluded is called with each follower that is excluded, before Rewrite returns. A panic
+	// is logged.
+	Excluded func(FollowerStats)
+}
+
+// rewriting is whether the elements that were announced may change in place:
+//
+//	state    means                                           leaves it by                  Announce   AnnounceRange, Shrink, Rewrite
+//	settled  nothing that was announced changes              Rewrite: opening              permitted  permitted
+//	opening  Rewrite waits until no follower reads           all released: open;           ErrInUse   ErrInUse
+//	                                                         an error: settled
+//	open     the publisher writes                            Announce: settled             permitted  ErrInUse
+//
+// While it is opening or open, the followers' flux words read the view's generation: nobody
+// shows that generation. A Rewrite that fails shows the same elements as another generation,
+// for followers that would not show the one before. Withdraw ends the publication in any
+// state: followers that were cut off from an open one show nothing.
+type rewriting uint8
+
+const (
+	settled rewriting = iota
+	opening
+	open
+)
+
+// Rewrite opens the elements that were announced for rewriting: when it returns, the
+// publisher may write them, until the Announce that shows them as a new generation. It waits,
+// on the host and within the context, until every follower has released what it reads
+// (Follower.Release, or its streams' next Next), and from its beginning on no follower begins
+// to read. Between Rewrite and Announce no generation can be read: publish two arrays, or two
+// halves of one, in turn, if readers must always have one.
+//
+// Elements that were announced must not be written without Rewrite: followers may be reading
+// them. Elements behind the announced ones may be written at any time.
+//
+// Only Announce ends a rewriting; until then AnnounceRange, Shrink and another Rewrite return
+// cuda.ErrInUse, and so does Announce while Rewrite waits. An Announce that fails leaves it
+// open. If the publisher ends meanwhile, followers show nothing, and Err matches
+// [ErrUnfinished]; TakeOver returns [ErrIncomplete].
+//
+// If the context ends first, Rewrite returns an error that names the followers that it waited
+// for, and nothing may be written: followers go on with what was there, as another generation.
+// Whatever was mapped with Open, and work on a follower's elements that runs on streams which
+// its library was never told of, is not waited for.
+func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
+	const op = "publish.Publication.Rewrite"
+	if o.ExcludeAfter < 0 {
+		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
+	}
+	before, err := p.beginRewrite(ctx, op)
+	if err != nil {
+		return err
+	}
+	err = p.awaitReleased(ctx, op, o)
+	p.changes <- struct{}{}
+	defer p.changes.Give()
+	switch {
+	case p.over():
+		return p.closed(op)
+	case err != nil:
+		p.stopRewrite(before)
+		return err
+	}
+	p.setRewriting(open)
+	return nil
+}
+
+// beginRewrite lets no follower begin to read any more. It returns what the flux words read
+// before.
+func (p *Publication) beginRewrite(ctx context.Context, op string) (before uint64, err error) {
+	if err := p.turn(ctx, op); err != nil {
+		return 0, err
+	}
+	defer p.changes.Give()
+	if err := p.settled(op); err != nil {
+		return 0, err
+	}
+	before = p.flux
+	p.setRewriting(opening)
+	p.setFlux(p.view.generation)
+	return before, nil
+}
+
+// stopRewrite shows what was there as another generation: followers may have refused to show
+// the one that was to be rewritten. The caller holds changes.
+func (p *Publication) stopRewrite(before uint64) {
+	p.setFlux(before)
+	p.setRewriting(settled)
+	p.renumber()
+}
+
+// renumber shows the same elements as another generation. The caller holds changes.
+func (p *Publication) renumber() {
+	if p.view.generation == 0 || p.used >= lastGeneration {
+		return
+	}
+	p.used++
+	v := p.view
+	v.generation = p.used
+	if p.rewriting != settled {
+		p.setFlux(v.generation)
+	}
+	p.show(v, p.mem)
+}
+
+// settled refuses what cannot be done while the elements are open for rewriting. The caller
+// holds changes.
+func (p *Publication) settled(op string) error {
+	switch p.rewriting {
+	case opening:
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("publication %q, for which a Rewrite waits", p.name), "wait until it returns")
+	case open:
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("publication %q, which is being rewritten", p.name), "Announce ends that")
+	}
+	return nil
+}
+
+func (p *Publication) setRewriting(to rewriting) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rewriting = to
+	p.changeLocked()
+}
+
+// setFlux sets the flux words. The caller holds changes.
+func (p *Publication) setFlux(generation uint64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.flux = generation
+	for f := range p.followers {
+		f.slot.word(fluxWord).Store(generation)
+	}
+}
+
+// setCut notes that something of what is shown is taken back. The caller holds changes.
+func (p *Publication) setCut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cut = p.view.generation
+	for f := range p.followers {
+		if f.ending == nil {
+			f.slot.word(cutWord).Store(p.cut)
+		}
+	}
+}
+
+// reads reports whether the follower may read what is shown. One that was told of its end is
+// not waited for. The caller holds the publication's mu.
+func (f *replicator) reads() bool {
+	if f.ending != nil {
+		return false
+	}
+	held := f.slot.word(heldWord).Load() // before the other: a hold that begins between the two is refused
+	return !reached(f.slot.word(releasedWord).Load(), held)
+}
+
+// readers returns the followers that read.
+func (p *Publication) readers() (all []*replicator) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for f := range p.followers {
+		if f.reads() {
+			all = append(all, f)
+		}
+	}
+	return all
+}
+
+// awaitReleased waits until no follower reads, and excludes those that are late.
+func (p *Publication) awaitReleased(ctx context.Context, op string, o RewriteOptions) error {
+	both, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)()
+	began := time.Now()
+	var reading []*replicator
+	ok := wait.Poll(both, func() bool {
+		reading = p.readers()
+		if len(reading) > 0 && o.ExcludeAfter > 0 && time.Since(began) >= o.ExcludeAfter {
+			p.exclude(reading, o)
+			return false
+		}
+		return len(reading) == 0
+	})
+	if !ok {
+		return errs.PeerWait(ctx, op, fmt.Sprintf("%s of %q that did not release what it reads: %v", errs.Count(len(reading), "follower"), p.name, namesOf(reading)),
+			"nothing may be written; have followers call Release when they have read, or exclude late ones (RewriteOptions.ExcludeAfter)")
+	}
+	return nil
+}
+
+// mostNamed bounds the followers that an error names.
+const mostNamed = 4
+
+func namesOf(all []*replicator) (names []string) {
+	for _, f := range all[:min(len(all), mostNamed)] {
+		names = append(names, f.on.String())
+	}
+	return names
+}
+
+// exclude ends followers that read for too long.
+func (p *Publication) exclude(late []*replicator, o RewriteOptions) {
+	of := p.samples(late)
+	for _, s := range of {
+		p.server.log.Warn("cuvmm: a follower is excluded, which did not release what it reads", "publication", p.name, "follower", s.f.on.String())
+		s.f.end(&ended{s.f.token, 0, Ended, statusExcluded, fmt.Sprintf("what it read was not released within %v", o.ExcludeAfter)})
+		if o.Excluded != nil {
+			core.SystemOf(p.timeline.dev).Hook("publish.RewriteOptions.Excluded", func() { o.Excluded(s.stats()) })
+		}
+	}
+}
