@@ -384,6 +384,7 @@ func (p *Publication) show(v view, mem share.View) {
 	defer p.mu.Unlock()
 	less := v.length < p.view.length
 	p.view, p.mem = v, mem
+	p.tellAll() // before anything of the view is sent
 	for f := range p.followers {
 		if less {
 			f.progress.lower(v.length)

@@ -106,8 +106,9 @@ func (f *follower) endWord(why error, event func(s *subscription, why error, w s
 	f.tell(func(s *subscription) {
 		var w seen
 		if counted = s.counts(); counted {
-			w.complete = f.slot.word(completeWord).Swap(release)
-			w = seen{w.complete, f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()}
+			complete := f.slot.word(completeWord).Swap(release)
+			w = f.slot.seen()
+			w.complete = complete
 		}
 		event(s, why, w)
 	})

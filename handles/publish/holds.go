@@ -14,8 +14,8 @@ import (
 // before they have ended.
 //
 // The two processes agree by words of the follower's slot. The follower writes that it holds,
-// and then looks whether a rewriting is open; the publisher writes that one is open, and then
-// looks who holds. So at least one of them sees the other. While one hold lasts, others begin
+// and then looks whether the publisher wants to rewrite that; the publisher writes that it
+// does, and then looks who holds. So at least one of them sees the other. While one hold lasts, others begin
 // and end without any word: that there is one is all that the publisher asks.
 type holds struct {
 	mu      lock.Mutex[lock.Waiting] // held over the driver calls that end holds
@@ -27,22 +27,24 @@ type holds struct {
 }
 
 // any reports whether anything holds. The caller has locked the holds, as for all of these.
-func (h *holds) any() bool { return h.caller || len(h.streams) > 0 }
-
-// begin lets the streams hold a generation, or without streams the caller. It returns false,
-// without effect, if that generation is open for rewriting.
-func (h *holds) begin(w *pageSlot, streams []*cuda.Stream, generation uint64) bool {
+func (h *holds) any() bool {
 	for s := range h.streams {
-		if s.Gone() {
-			delete(h.streams, s) // with its work
+		if s.Gone() { // and with it its work
+			delete(h.streams, s)
 		}
 	}
+	return h.caller || len(h.streams) > 0
+}
+
+// begin lets the streams hold a generation, or without streams the caller. It returns false,
+// without effect, if the publisher wants to rewrite that.
+func (h *holds) begin(w *pageSlot, streams []*cuda.Stream, generation uint64) bool {
 	fresh := !h.any()
 	if fresh {
 		h.number++
 		w.word(heldWord).Store(h.number)
 	}
-	if w.word(fluxWord).Load() >= generation {
+	if w.word(intentWord).Load() >= generation {
 		if fresh {
 			h.number--
 			w.word(heldWord).Store(h.number)
@@ -144,7 +146,7 @@ func (f *follower) intact(generation uint64) bool {
 	return known && max(f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()) < generation && !f.k.conn.in.Socket().HungUp()
 }
 
-// errRewriting says that what is shown is open for rewriting.
+// errRewriting says that the publisher wants to rewrite what is shown.
 func errRewriting(op string, generation uint64) error {
 	return errs.Peer(op, ErrRewriting, fmt.Sprintf("generation %d", generation), "call Next, which waits for the publisher's next announcement")
 }

@@ -19,7 +19,9 @@ import (
 // array, in a range of exactly that memory, which later changes of the publication do
 // not affect. Until Open returns it counts as a follower of the client. T must have the publisher's element type and size
 // ([handles.ErrMismatch]); a buffer is opened as bytes. Open waits for the first
-// announcement, and until the elements are complete. The caller closes the array.
+// announcement, while the publisher rewrites, and until the elements are complete. A
+// publisher waits for no reader of what was opened: follow a publication that is rewritten.
+// The caller closes the array.
 func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {
 	const op = "publish.Open"
 	l, err := k.lineOf(op)
@@ -64,9 +66,13 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	defer func() { _ = page.Close() }()
 	t := &replica{unit: uint64(want.size), granularity: in.Granularity(), room: min(said.reserved, maxRoom), most: handles.MaxChunks}
 	got := &snapshotReader{k: k, op: op, token: said.token, replica: t, Importer: in}
-	last, err := got.read(ctx, r.mailbox)
-	if err == nil {
-		err = k.awaitWord(ctx, op, &pageSlot{page: page, index: int(said.slot)}, last.ordered)
+	slot := &pageSlot{page: page, index: int(said.slot)}
+	var last *update
+	for opened := true; opened && err == nil; {
+		if last, err = got.read(ctx, r.mailbox); err == nil {
+			err = k.awaitWord(ctx, op, slot, last.ordered)
+			opened = slot.word(fluxWord).Load() >= last.generation // the next view shows it again
+		}
 	}
 	if err != nil {
 		return nil, got.Discard(err)

@@ -17,7 +17,9 @@ import (
 //	word      written by                   reads
 //	complete  the publisher's stream; the  the last generation whose work is done: the fence word,
 //	          follower, as its last value  which a stream of the follower waits for
-//	flux      the publisher                the last generation that was opened for rewriting
+//	intent    the publisher                the last generation that it wants to rewrite: nobody begins
+//	                                       to read that
+//	flux      the publisher                the last generation that it began to rewrite
 //	cut       the publisher                the last generation of which something was taken back;
 //	                                       cutLeft once it goes on without the follower, and
 //	                                       cutWithdrawn once the publication is over
@@ -42,6 +44,7 @@ type slotWord int
 
 const (
 	completeWord slotWord = iota
+	intentWord
 	fluxWord
 	cutWord
 	heldWord
@@ -98,7 +101,7 @@ func (w *pageSlot) at(i slotWord) driver.Ptr {
 
 // seen returns what the publisher's words read.
 func (w *pageSlot) seen() seen {
-	return seen{w.word(completeWord).Load(), w.word(fluxWord).Load(), w.word(cutWord).Load()}
+	return seen{w.word(completeWord).Load(), w.word(intentWord).Load(), w.word(fluxWord).Load(), w.word(cutWord).Load()}
 }
 
 // reached reports whether the word reads a generation or a later one.

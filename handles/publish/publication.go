@@ -54,8 +54,8 @@ type Publication struct {
 	used uint64
 	// written are the ranges that were announced behind a gap. Guarded by changes.
 	written spans
-	// flux and cut are what the words of that name read in the followers' slots. Written with
-	// changes and mu held, as rewriting is.
+	// flux and cut are what the words of these names read in the followers' slots. Written
+	// with changes and mu held, as rewriting is.
 	flux, cut uint64
 	rewriting rewriting
 
@@ -190,7 +190,7 @@ func (p *Publication) withdraw(op string, last ended) error {
 		p.mu.Unlock()
 		return nil
 	}
-	p.withdrawn = true
+	p.withdrawn, p.rewriting = true, settled
 	defer p.drop()
 	followers, mem := p.followers, p.mem
 	p.followers, p.mem = map[*replicator]struct{}{}, share.View{}

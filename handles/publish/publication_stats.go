@@ -20,6 +20,8 @@ type Stats struct {
 	// Pinned is the memory in bytes that is no longer shown and still mapped by
 	// followers: the sum over the followers, several of which may keep the same memory.
 	Pinned int
+	// Rewriting: Rewrite was called, and no Announce ended that yet.
+	Rewriting bool
 	// Followers are in no order.
 	Followers []FollowerStats
 }
@@ -40,6 +42,8 @@ type FollowerStats struct {
 	Pinned int
 	// Refused is the follower's reason for refusing the last generation, or empty.
 	Refused string
+	// Reads: it has not released what it shows (Follower.Release).
+	Reads bool
 }
 
 // Stats returns the publication's numbers. With many followers they are not all of
@@ -49,6 +53,7 @@ func (p *Publication) Stats() Stats {
 	v := p.viewNow()
 	st := Stats{Name: p.name, Generation: v.generation, Length: int(v.length), Bytes: int(sizeOf(v.chunks)), Chunks: len(v.chunks)}
 	p.mu.Lock()
+	st.Rewriting = p.rewriting != settled
 	followers := slices.Collect(maps.Keys(p.followers))
 	p.mu.Unlock()
 	for some := range slices.Chunk(followers, statsStep) {
@@ -71,6 +76,7 @@ type sample struct {
 	has, sent, shown []chunk
 	told, length     uint64
 	reason           string
+	reads            bool
 }
 
 // samples reads some followers. Followers that have left are missing.
@@ -81,7 +87,7 @@ func (p *Publication) samples(of []*replicator) []sample {
 	for _, f := range of {
 		if _, there := p.followers[f]; there {
 			g := f.progress
-			all = append(all, sample{f, g.has, g.sent, p.view.chunks, g.told, g.length, g.reason})
+			all = append(all, sample{f, g.has, g.sent, p.view.chunks, g.told, g.length, g.reason, f.reads()})
 		}
 	}
 	return all
@@ -91,7 +97,7 @@ func (s *sample) stats() FollowerStats {
 	of := s.f.on.client
 	return FollowerStats{Peer: of.Credentials, Known: of.known, Since: s.f.since, Generation: s.told, Length: int(s.length),
 		Bytes: int(sizeOf(s.has) + sizeOf(s.sent)), Chunks: len(s.has) + len(s.sent),
-		Pinned: int(pinned(s.has, s.sent, s.shown)), Refused: s.reason}
+		Pinned: int(pinned(s.has, s.sent, s.shown)), Refused: s.reason, Reads: s.reads}
 }
 
 // viewNow returns what is shown. Its chunks are never changed in place.

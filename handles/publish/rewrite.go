@@ -30,10 +30,11 @@ type RewriteOptions struct {
 //	                                                         an error: settled
 //	open     the publisher writes                            Announce: settled             permitted  ErrInUse
 //
-// While it is opening or open, the followers' flux words read the view's generation: nobody
-// shows that generation. A Rewrite that fails shows the same elements as another generation,
-// for followers that would not show the one before. Withdraw ends the publication in any
-// state: followers that were cut off from an open one show nothing.
+// While it is opening or open, the followers' intent words read the view's generation: nobody
+// begins to read that. While it is open the flux words read it, too: what a reader was late
+// for is no longer intact. A Rewrite that fails shows the same elements as another
+// generation, for followers that would not show the one before. Withdraw ends the
+// publication in any state: followers that were cut off from an open one show nothing.
 type rewriting uint8
 
 const (
@@ -66,46 +67,35 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	if o.ExcludeAfter < 0 {
 		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
 	}
-	before, err := p.beginRewrite(ctx, op)
-	if err != nil {
+	if err := p.beginRewrite(ctx, op); err != nil {
 		return err
 	}
-	err = p.awaitReleased(ctx, op, o)
+	err := p.awaitReleased(ctx, op, o)
 	p.changes <- struct{}{}
 	defer p.changes.Give()
 	switch {
 	case p.over():
 		return p.closed(op)
 	case err != nil:
-		p.stopRewrite(before)
+		p.setRewriting(settled)
+		p.renumber() // for followers that would not show the generation before
 		return err
 	}
 	p.setRewriting(open)
 	return nil
 }
 
-// beginRewrite lets no follower begin to read any more. It returns what the flux words read
-// before.
-func (p *Publication) beginRewrite(ctx context.Context, op string) (before uint64, err error) {
+// beginRewrite lets no follower begin to read any more.
+func (p *Publication) beginRewrite(ctx context.Context, op string) error {
 	if err := p.turn(ctx, op); err != nil {
-		return 0, err
+		return err
 	}
 	defer p.changes.Give()
 	if err := p.settled(op); err != nil {
-		return 0, err
+		return err
 	}
-	before = p.flux
 	p.setRewriting(opening)
-	p.setFlux(p.view.generation)
-	return before, nil
-}
-
-// stopRewrite shows what was there as another generation: followers may have refused to show
-// the one that was to be rewritten. The caller holds changes.
-func (p *Publication) stopRewrite(before uint64) {
-	p.setFlux(before)
-	p.setRewriting(settled)
-	p.renumber()
+	return nil
 }
 
 // renumber shows the same elements as another generation. The caller holds changes.
@@ -116,9 +106,6 @@ func (p *Publication) renumber() {
 	p.used++
 	v := p.view
 	v.generation = p.used
-	if p.rewriting != settled {
-		p.setFlux(v.generation)
-	}
 	p.show(v, p.mem)
 }
 
@@ -134,21 +121,34 @@ func (p *Publication) settled(op string) error {
 	return nil
 }
 
+// setRewriting changes the state, and with it the words. The caller holds changes.
 func (p *Publication) setRewriting(to rewriting) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rewriting = to
+	p.tellAll()
 	p.changeLocked()
 }
 
-// setFlux sets the flux words. The caller holds changes.
-func (p *Publication) setFlux(generation uint64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.flux = generation
-	for f := range p.followers {
-		f.slot.word(fluxWord).Store(generation)
+// tellAll writes the words that say what is rewritten: see rewriting. The caller holds
+// changes and mu.
+func (p *Publication) tellAll() {
+	if p.rewriting == open {
+		p.flux = p.view.generation
 	}
+	for f := range p.followers {
+		p.tell(f.slot)
+	}
+}
+
+// tell is tellAll for one follower.
+func (p *Publication) tell(w *pageSlot) {
+	intent := p.flux
+	if p.rewriting == opening {
+		intent = p.view.generation
+	}
+	w.word(intentWord).Store(intent)
+	w.word(fluxWord).Store(p.flux)
 }
 
 // setCut notes that something of what is shown is taken back. The caller holds changes.

@@ -296,7 +296,7 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	if err != nil {
 		return nil, err
 	}
-	w.word(fluxWord).Store(p.flux)
+	p.tell(w)
 	w.word(cutWord).Store(p.cut)
 	if err := p.timeline.write(op, w, completeWord, p.view.generation); err != nil {
 		p.server.pages.retire(g) // the stream may still write it

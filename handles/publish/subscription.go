@@ -45,10 +45,11 @@ import (
 // A new state is a row of the phases and a column of the events: one of rules, and one of
 // transitions.
 //
-// A version that was opened for rewriting (the flux word has reached it) is not shown any
-// more; one that was shown before stays shown while the publisher lives, which waits for its
-// readers. A publisher that ends, or withdraws, meanwhile leaves no such version complete, and
-// one that ends before the work of what was shown is done leaves that unfinished:
+// A version that the publisher wants to rewrite (the intent word has reached it) is not shown
+// any more; one that was shown before stays shown while the publisher lives, which waits for
+// its readers. A publisher that ends, or withdraws, leaves no version complete that the flux
+// word has reached, and one that ends before the work of what was shown is done leaves that
+// unfinished:
 //
 //	unfinished  means                                          leaves it by
 //	intact      what Next showed is shown                      cut off or withdraw, if less is complete: untold
@@ -60,7 +61,7 @@ import (
 //	untold, and more may come        returns ErrUnfinished
 //	a version was refused            returns the reason, once
 //	a version is pending, and not    orders the streams behind it, and shows it if it still stands
-//	opened for rewriting
+//	to be rewritten
 //	nothing more is announced, and   returns why
 //	nothing more is mapped
 //	otherwise                        waits for the next event
@@ -187,7 +188,7 @@ func (s *subscription) move(e lifeEvent) bool {
 }
 
 // seen is what the publisher's words in the follower's slot read.
-type seen struct{ complete, flux, cut uint64 }
+type seen struct{ complete, intent, flux, cut uint64 }
 
 // withdraw notes that the publisher announces no more. What it was rewriting is complete in
 // no version.
@@ -238,23 +239,23 @@ func (s *subscription) cutOff(e lifeEvent, why error, w seen) {
 	}
 }
 
-// keepBeyond forgets the versions that were opened for rewriting.
+// keepBeyond forgets the versions that the publisher began to rewrite.
 func (s *subscription) keepBeyond(w seen) {
 	s.flux, s.cut = w.flux, w.cut
-	opened := func(v version) bool { return v.generation > 0 && v.generation <= w.flux }
+	torn := func(v version) bool { return v.generation > 0 && v.generation <= w.flux }
 	for _, v := range s.received {
-		if opened(v) {
+		if torn(v) {
 			s.torn = v
 		}
 	}
-	if opened(s.current()) {
+	if torn(s.current()) {
 		s.unfinished = untold
 	}
-	if s.shown = slices.DeleteFunc(s.shown, opened); len(s.shown) == 0 {
+	if s.shown = slices.DeleteFunc(s.shown, torn); len(s.shown) == 0 {
 		s.shown = append(s.shown, version{})
 	}
-	s.received = slices.DeleteFunc(s.received, opened)
-	if s.refusal == nil && opened(s.pending) {
+	s.received = slices.DeleteFunc(s.received, torn)
+	if s.refusal == nil && torn(s.pending) {
 		s.pending = version{}
 	}
 }
@@ -362,11 +363,11 @@ func (s *subscription) cutReceived() {
 // an error, or waits. host says that it waits for the version's work itself.
 func (s *subscription) next(w seen, host bool) (candidate, error) {
 	ends := rules[s.phase].ends
-	flux := w.flux
+	intent := w.intent
 	if !s.counts() {
-		flux = 0 // what was opened for rewriting is forgotten
+		intent = 0 // what it began to rewrite is forgotten
 	}
-	opened := s.pending.generation <= flux
+	none := s.pending.generation <= intent
 	switch {
 	case s.unfinished == untold && !ends:
 		s.unfinished = told
@@ -375,27 +376,27 @@ func (s *subscription) next(w seen, host bool) (candidate, error) {
 		why := s.refusal
 		s.pending, s.refusal = version{}, nil
 		return candidate{}, why
-	case opened && ends && s.drained:
+	case none && ends && s.drained:
 		return candidate{}, s.err()
-	case opened:
+	case none:
 		return candidate{}, nil
 	case host:
-		return candidate{s.nextReady(w.complete, flux), s.cuts}, nil
+		return candidate{s.nextReady(w.complete, intent), s.cuts}, nil
 	}
 	return candidate{s.pending, s.cuts}, nil
 }
 
 // nextReady returns what a Next that waits on the host shows: what is pending, unless its work
-// is not done. Then it is, beyond flux, the newest version that arrived and is complete, otherwise the
+// is not done. Then it is, of what nobody wants to rewrite, the newest version that arrived and is complete, otherwise the
 // oldest that is not shown, which is complete first. Waiting for what is pending, a follower
 // would show nothing while the publisher's work is always one announcement behind, or for
 // ever if the publisher waits for what the follower does with a generation before.
-func (s *subscription) nextReady(word, flux uint64) version {
+func (s *subscription) nextReady(word, intent uint64) version {
 	next := s.pending
 	if s.complete(next, word) {
 		return next
 	}
-	behind := max(s.current().generation, s.taken, flux)
+	behind := max(s.current().generation, s.taken, intent)
 	for _, v := range s.received {
 		if v.generation > behind && v.generation < s.pending.generation && (next == s.pending || s.complete(v, word)) {
 			next = v

@@ -124,20 +124,21 @@ func TestEveryPhaseOfAFollower(t *testing.T) {
 // modelPublisher is what a follower's publisher announced and finished, and all that the follower
 // should remember of it.
 type modelPublisher struct {
-	s          subscription
-	generation uint64
-	word, flux uint64
-	gone       bool
-	arrived    []version // all of them, with what was taken back
-	shown      []version
-	refused    uint64 // the last generation that was
-	cut        uint64 // the last generation that something was taken back of
-	unfinished bool
-	lastLength int
-	drained    bool
-	owes       bool // something is being taken back, and its version comes next
-	held       candidate
-	host       bool
+	s            subscription
+	generation   uint64
+	word         uint64
+	intent, flux uint64 // what it wants to rewrite, and began to
+	gone         bool
+	arrived      []version // all of them, with what was taken back
+	shown        []version
+	refused      uint64 // the last generation that was
+	cut          uint64 // the last generation that something was taken back of
+	unfinished   bool
+	lastLength   int
+	drained      bool
+	owes         bool // something is being taken back, and its version comes next
+	held         candidate
+	host         bool
 }
 
 // completes reports whether a version is complete: of a publisher that is gone, also not opened
@@ -228,18 +229,23 @@ func (m *modelPublisher) work(t *rapid.T) {
 	}
 }
 
-// rewrite opens what was announced for rewriting.
-func (m *modelPublisher) rewrite(*rapid.T) {
+// rewrite begins to rewrite what was announced, or only wants to.
+func (m *modelPublisher) rewrite(t *rapid.T) {
 	if m.s.counts() && m.s.phase != phaseWithdrawn && !m.owes {
-		m.flux = m.generation
+		m.intent = m.generation
+		if rapid.Bool().Draw(t, "begins") {
+			m.flux = m.intent
+		}
 	}
 }
 
-func (m *modelPublisher) words() seen { return seen{complete: m.reads(), flux: m.flux} }
+func (m *modelPublisher) words() seen {
+	return seen{complete: m.reads(), intent: m.intent, flux: m.flux}
+}
 
 func (m *modelPublisher) cutOff(event func(s *subscription, why error, w seen)) {
 	counted := m.s.counts()
-	event(&m.s, errors.New("gone"), seen{complete: m.word, flux: m.flux})
+	event(&m.s, errors.New("gone"), seen{complete: m.word, intent: m.intent, flux: m.flux})
 	if !counted {
 		return
 	}
@@ -284,7 +290,8 @@ func (m *modelPublisher) accept(t *rapid.T) {
 	m.gone = false
 	m.generation += rapid.Uint64Range(1, 5).Draw(t, "ahead")
 	m.word = rapid.Uint64Range(0, m.generation).Draw(t, "word")
-	m.flux = rapid.Uint64Range(0, m.generation).Draw(t, "flux")
+	m.intent = rapid.Uint64Range(0, m.generation).Draw(t, "intent")
+	m.flux = rapid.Uint64Range(0, m.intent).Draw(t, "flux")
 	m.drained, m.owes = false, false
 }
 
@@ -295,7 +302,7 @@ func (m *modelPublisher) soonest() version {
 	}
 	var unseen []version
 	for _, v := range m.arrived {
-		if v.generation > max(m.current().generation, m.cut, m.flux) && v.generation < m.s.pending.generation {
+		if v.generation > max(m.current().generation, m.cut, m.intent) && v.generation < m.s.pending.generation {
 			unseen = append(unseen, v)
 		}
 	}
@@ -320,7 +327,9 @@ func (m *modelPublisher) next(t *rapid.T) {
 		require.False(t, mayGoOn)
 	case c.generation > 0:
 		require.Greater(t, c.generation, m.current().generation)
-		require.Greater(t, c.generation, m.flux, "opened for rewriting")
+		if m.s.counts() {
+			require.Greater(t, c.generation, m.intent, "to be rewritten")
+		}
 		if host {
 			require.Equal(t, m.soonest(), c.version)
 		} else {
@@ -336,7 +345,7 @@ func (m *modelPublisher) show(t *rapid.T) {
 	if m.held.generation == 0 || m.host && m.s.counts() && !m.completes(m.held.version) {
 		return
 	}
-	if m.s.counts() && m.held.generation <= m.flux {
+	if m.s.counts() && m.held.generation <= m.intent {
 		m.held = candidate{} // no hold can begin
 		return
 	}

@@ -314,7 +314,7 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	p.mem = mem
 	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	if from.torn {
-		p.flux, p.rewriting = p.used, open
+		p.rewriting, p.flux = open, p.used
 	}
 	return nil
 }
