@@ -217,3 +217,91 @@ func TestEveryFailureOfTakingOver(t *testing.T) {
 		require.NoError(t, o.numbers.Array().Close())
 	})
 }
+
+// Whatever fails while a follower reads and releases what it read: once nothing fails, a
+// Release ends what it holds, and the publisher rewrites.
+func TestEveryFailureOfReading(t *testing.T) {
+	undoing := []string{"cuEventDestroy", "cuStreamWaitEvent", "cuStreamWriteValue64"}
+	walkFailures(t, undoing, func(t *testing.T, begin func(*sim.Machine), end func()) {
+		ctx := peertest.Context(t)
+		_, publishers := sim.Open(t, smallChunks)
+		m, sys := sim.Open(t, smallChunks)
+		r := newRestarting(t, publishers.Devices()[0])
+		r.start(2)
+		defer r.stop()
+		k, err := r.client(ctx)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, k.Close()) }()
+		f, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, f.Close()) }()
+		s, err := sys.Devices()[0].NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+
+		begin(m)
+		err = f.Next(ctx, s)
+		if err == nil {
+			err = f.Release(s)
+		}
+		if err == nil {
+			require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+			err = f.Next(ctx, s)
+		}
+		if err == nil { // there is nothing new, so it releases and waits
+			briefly, cancel := context.WithTimeout(ctx, time.Millisecond)
+			err = f.Next(briefly, s)
+			cancel()
+		}
+		end()
+		require.Error(t, err)
+		require.NoError(t, f.Release(s))
+		require.NoError(t, r.p.Rewrite(ctx, RewriteOptions{}))
+		require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+		require.NoError(t, f.Next(ctx, s))
+		require.Equal(t, r.p.Stats().Generation, f.Generation())
+		require.True(t, f.Intact(f.Generation()))
+	})
+}
+
+// Whatever fails in a publisher while it rewrites: until an Announce succeeds nothing is shown.
+// Rewrite itself makes no call of the driver.
+func TestEveryFailureOfRewriting(t *testing.T) {
+	walkFailures(t, []string{"cuEventDestroy"}, func(t *testing.T, begin func(*sim.Machine), end func()) {
+		ctx := peertest.Context(t)
+		m, publishers := sim.Open(t, smallChunks)
+		_, sys := sim.Open(t, smallChunks)
+		r := newRestarting(t, publishers.Devices()[0])
+		r.start(2)
+		defer r.stop()
+		s, err := publishers.Devices()[0].NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, s.Close()) }()
+		k, err := r.client(ctx)
+		require.NoError(t, err)
+		defer func() { require.NoError(t, k.Close()) }()
+		f, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+		require.NoError(t, err)
+		defer func() { require.NoError(t, f.Close()) }()
+		require.NoError(t, f.Next(ctx))
+		require.NoError(t, f.Release())
+
+		begin(m)
+		require.NoError(t, r.p.Rewrite(ctx, RewriteOptions{}))
+		err = s.Memset(r.array.Ptr(), 1, 4)
+		if err == nil {
+			err = r.p.Announce(ctx, r.array.Len(), s)
+		}
+		end()
+		if err != nil {
+			require.True(t, r.p.Stats().Rewriting)
+			briefly, cancel := context.WithTimeout(ctx, time.Millisecond)
+			require.ErrorIs(t, f.Next(briefly), peer.ErrTimeout)
+			cancel()
+			require.NoError(t, r.p.Announce(ctx, r.array.Len(), s))
+		}
+		require.False(t, r.p.Stats().Rewriting)
+		require.NoError(t, f.Next(ctx))
+		require.True(t, f.Intact(f.Generation()))
+	})
+}

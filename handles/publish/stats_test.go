@@ -3,15 +3,21 @@
 package publish
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/sharedpage"
 	"github.com/stretchr/testify/require"
 )
 
 // Stats locks the publication for a part of its followers at a time, and sums their
 // chunks without the lock.
 func TestStatsOfManyFollowers(t *testing.T) {
+	page, file, err := sharedpage.New()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, errors.Join(fd.Close(file), page.Close())) }()
 	p := &Publication{name: "p", followers: map[*replicator]struct{}{}}
 	shown := []chunk{{1, 10}, {2, 10}}
 	p.view = view{generation: 3, length: 20, chunks: shown}
@@ -21,7 +27,7 @@ func TestStatsOfManyFollowers(t *testing.T) {
 		if i%2 == 0 { // one chunk that is no longer shown, and one in flight
 			g.has, g.sent = []chunk{{1, 10}, {7, 5}}, []chunk{{8, 3}}
 		}
-		p.followers[&replicator{p: p, on: &session{client: client{peer.Credentials{PID: i}, true}}, progress: g}] = struct{}{}
+		p.followers[&replicator{p: p, on: &session{client: client{peer.Credentials{PID: i}, true}}, slot: &pageSlot{page: page}, progress: g}] = struct{}{}
 	}
 	st := p.Stats()
 	require.Equal(t, uint64(3), st.Generation)

@@ -1,0 +1,228 @@
+//go:build linux
+
+package publish_test
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/reexec"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// rewriterTask says how a publisher in a process of its own rewrites.
+type rewriterTask struct {
+	Place        place
+	N, Followers int
+	// First is its first version. Versions go on until the process is killed, or up to Last,
+	// which it opens for rewriting, writes one half of, and never announces.
+	First, Last uint32
+}
+
+func init() {
+	reexec.Register("rewriter", func(c *reexec.Child) error {
+		var do rewriterTask
+		if err := c.Recv(&do); err != nil {
+			return err
+		}
+		_, d, err := do.Place.open()
+		if err != nil {
+			return err
+		}
+		l, err := peer.Listen(do.Place.Dir, "s", peer.Options{})
+		if err != nil {
+			return err
+		}
+		server := publish.NewServer(publish.ServerOptions{})
+		go func() { _ = server.Serve(context.Background(), l) }()
+		a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		if err == nil {
+			err = a.Resize(nil, do.N)
+		}
+		if err != nil {
+			return err
+		}
+		w := &rewritten{d: d, server: server, array: a, version: do.First}
+		if w.p, err = publish.Array(server, "numbers", a); err != nil {
+			return err
+		}
+		var streams [2]*cuda.Stream
+		for i := range streams {
+			if streams[i], err = d.NewStream(cuda.StreamOptions{}); err != nil {
+				return err
+			}
+		}
+		if err := errors.Join(w.write(streams[:]...), w.announce(streams[:]...)); err != nil {
+			return err
+		}
+		ctx := context.Background() // reexec bounds the child's life
+		if err := errors.Join(c.Send("ready"), w.p.AwaitFollowers(ctx, do.Followers)); err != nil {
+			return err
+		}
+		for do.Last == 0 || w.version+1 < do.Last {
+			if err := w.next(ctx, publish.RewriteOptions{}, streams[:]...); err != nil {
+				return err
+			}
+		}
+		if err := c.Recv(new(string)); err != nil { // followers have read all versions
+			return err
+		}
+		if err := w.p.Rewrite(ctx, publish.RewriteOptions{}); err != nil {
+			return err
+		}
+		if err := streams[0].Memset(a.Ptr(), byte(do.Last), 2*do.N); err != nil {
+			return err
+		}
+		if err := errors.Join(streams[0].Synchronize(), c.Send("open")); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		return nil
+	})
+}
+
+func startRewriter(t *testing.T, do rewriterTask) *reexec.Cmd {
+	t.Helper()
+	c := reexec.Command(t, "rewriter")
+	c.Start()
+	c.Send(do)
+	var said string
+	c.Recv(&said)
+	require.Equal(t, "ready", said)
+	return c
+}
+
+// A publisher that is killed at any moment of a rewriting, again and again: whatever a
+// follower's reader proves is one version, also while it comes back to the next publisher.
+func TestRewritersThatAreKilled(t *testing.T) {
+	places(t, func(t *testing.T, p place, d *cuda.Device) {
+		const kills, n = 12, 100_000
+		ctx := peertest.Context(t)
+		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 1, First: 1})
+		k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
+		require.NoError(t, err)
+		closeLater(t, k)
+		f := followed(t, k, d, publish.FollowOptions{})
+		on := []*cuda.Stream{stream(t, d), stream(t, d)}
+		proven, lost := 0, 0
+		reads := func(until time.Time) {
+			for time.Now().Before(until) {
+				limited, cancel := context.WithDeadline(ctx, until)
+				got, err := reading["two streams"](limited, f, on)
+				cancel()
+				if err != nil {
+					require.True(t, errors.Is(err, peer.ErrTimeout) || errors.Is(err, publish.ErrUnfinished) || errors.Is(err, cuda.ErrOutOfRange), err)
+					lost++
+					continue
+				}
+				if !f.Intact(f.Generation()) || len(got) == 0 {
+					lost++
+					continue
+				}
+				proven++
+				_, err = versionOf(got)
+				require.NoError(t, err, "an intact generation")
+			}
+		}
+		for i := range kills {
+			reads(time.Now().Add(time.Duration(5+rand.IntN(20)) * time.Millisecond))
+			c.Kill()
+			reads(time.Now().Add(5 * time.Millisecond))
+			c = startRewriter(t, rewriterTask{Place: p, N: n, Followers: 1, First: uint32(i + 2)})
+		}
+		reads(time.Now().Add(50 * time.Millisecond))
+		require.Positive(t, proven)
+		t.Logf("%d reads were proven, %d were not", proven, lost)
+	})
+}
+
+// A publisher dies while it rewrites. Followers show nothing, nobody takes over what is a
+// mixture without saying so, and who says so shows nothing before it has announced it.
+func TestATakeOverWhileItIsRewritten(t *testing.T) {
+	places(t, func(t *testing.T, p place, d *cuda.Device) {
+		const n = 1000
+		ctx := peertest.Context(t)
+		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 2, First: 1, Last: 5})
+		follow := func(o publish.FollowOptions) *publish.Follower[uint32] {
+			k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
+			require.NoError(t, err)
+			closeLater(t, k)
+			f, err := publish.Follow[uint32](ctx, k, d, "numbers", o)
+			require.NoError(t, err)
+			return f
+		}
+		heir, other := follow(publish.FollowOptions{KeepDescriptors: true}), follow(publish.FollowOptions{})
+		defer func() { require.NoError(t, other.Close()) }()
+		for _, f := range []*publish.Follower[uint32]{heir, other} {
+			for f.Generation() < 4 {
+				require.NoError(t, f.Next(ctx))
+			}
+			require.NoError(t, f.Release())
+		}
+		at := other.Array().Ptr()
+		c.Send("go on")
+		var said string
+		c.Recv(&said)
+		require.Equal(t, "open", said)
+		for _, f := range []*publish.Follower[uint32]{heir, other} {
+			require.False(t, f.Intact(4))
+		}
+		c.Kill()
+
+		server := publish.NewServer(publish.ServerOptions{})
+		defer func() { require.NoError(t, server.Close()) }()
+		_, err := publish.TakeOver(ctx, server, heir, publish.TakeOverOptions{})
+		require.ErrorIs(t, err, publish.ErrIncomplete)
+		require.ErrorIs(t, heir.Err(), publish.ErrUnfinished)
+		require.Zero(t, heir.Len())
+		pub, err := publish.TakeOver(ctx, server, heir, publish.TakeOverOptions{Incomplete: true})
+		require.NoError(t, err)
+		require.True(t, pub.Stats().Rewriting)
+		array := heir.Array()
+		defer func() { require.NoError(t, array.Close()) }()
+		defer func() { require.NoError(t, pub.Withdraw()) }()
+		require.Equal(t, n, array.Len())
+
+		require.NoError(t, pub.AwaitFollowers(ctx, 1)) // the other comes back
+		require.ErrorIs(t, other.Next(ctx), publish.ErrUnfinished)
+		require.ErrorIs(t, other.Next(briefly(t)), peer.ErrTimeout)
+		require.Zero(t, other.Len())
+		w := &rewritten{d: d, array: array, p: pub, version: 9}
+		s := stream(t, d)
+		require.NoError(t, w.write(s))
+		require.NoError(t, w.announce(s))
+		require.NoError(t, other.Next(ctx))
+		require.Equal(t, at, other.Array().Ptr())
+		version, err := versionOf(elementsOf(t, other.Array(), s))
+		require.NoError(t, err)
+		require.EqualValues(t, 9, version)
+		require.True(t, other.Intact(other.Generation()))
+	})
+}
+
+// Two processes that rewrite and follow each other, each of which releases only after its
+// own rewriting, end in an error.
+func TestTwoThatRewriteForEachOther(t *testing.T) {
+	places(t, func(t *testing.T, _ place, d *cuda.Device) {
+		a, b := newRewritten(t, d, 1000), newRewritten(t, d, 1000)
+		ctx := peertest.Context(t)
+		for _, w := range []*rewritten{a, b} {
+			f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+			require.NoError(t, f.Next(ctx))
+		}
+		limited := briefly(t)
+		over := make(chan error, 2)
+		go func() { over <- a.p.Rewrite(limited, publish.RewriteOptions{}) }()
+		go func() { over <- b.p.Rewrite(limited, publish.RewriteOptions{}) }()
+		require.ErrorIs(t, <-over, peer.ErrTimeout)
+		require.ErrorIs(t, <-over, peer.ErrTimeout)
+	})
+}
