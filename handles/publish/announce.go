@@ -18,9 +18,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
-// Announce shows the first length elements to all followers: after growth, or because
-// the contents of elements that they have are new. The length must not be less than the
-// one shown before; Shrink takes elements back. New memory is exported and sent with a
+// Announce shows the first length elements to all followers: after growth, or, to end a
+// [Publication.Rewrite], because the contents of elements that they have are new. The length
+// must not be less than the one shown before; Shrink takes elements back. New memory is exported and sent with a
 // new generation, ordered behind the work that is on the streams now: no follower's
 // stream sees the elements earlier. Work of other streams is not waited for. Without a
 // stream (or with nil) the elements must be complete already.
@@ -32,7 +32,7 @@ import (
 // Announce waits for no follower, and a follower's failure affects no other. The
 // context bounds the wait for another change of the publication and, on devices whose
 // streams cannot write 64-bit words, for the streams. If a stream captures a graph it
-// returns cuda.ErrCapturing, without effect.
+// returns cuda.ErrCapturing, without effect; while a Rewrite waits it returns cuda.ErrInUse.
 func (p *Publication) Announce(ctx context.Context, length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Announce"
 	return p.announceNext(ctx, op, streams, func() (int, error) {

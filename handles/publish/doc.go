@@ -20,6 +20,36 @@
 // Goroutines that append concurrently announce what each of them appended
 // ([Publication.AnnounceRange]), without a lock of their own.
 //
+// # Rewriting
+//
+// Elements that were announced stay as they are: followers may read them at any time.
+// [Publication.Rewrite] opens them for changes, once no follower reads them, and the next
+// Announce shows the new ones:
+//
+//	for {
+//		check(weights.Rewrite(ctx, publish.RewriteOptions{}))
+//		check(update(array, writer)) // any work, on any streams
+//		check(weights.Announce(ctx, array.Len(), writer))
+//	}
+//
+// A follower reads on the streams that it gave to Next, and each stream's next Next says that
+// it has read what was there. One that reads less often than it is asked releases earlier:
+//
+//	for {
+//		check(follower.Next(ctx, reader))
+//		check(use(follower.Array(), reader)) // on reader alone
+//		check(follower.Release(reader))
+//	}
+//
+// Every other stream that reads is ordered ([Follower.Order]), and then released. A follower that
+// reads on the host calls Next and Release without streams. What reads without either
+// is not waited for.
+//
+// A publisher may exclude followers that are late ([RewriteOptions.ExcludeAfter]). Whoever
+// may be late, or must not act on a mixture if the publisher dies, asks [Follower.Intact]
+// when the work that read is done, and before it releases. To have a readable version at any time,
+// publish two arrays and rewrite them in turn.
+//
 // # Trust
 //
 // [ServerOptions.Authorize] decides for each client which publications it sees, and

@@ -169,3 +169,63 @@ func check(err error) {
 		panic(err)
 	}
 }
+
+// A publisher rewrites an array in place, and a follower reads each version as a whole. The
+// two would be different processes.
+func ExamplePublication_Rewrite() {
+	top, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(top)
+	machine, err := sim.New(sim.Options{})
+	check(err)
+	sys, err := machine.OpenOwned(cuda.Options{})
+	check(err)
+	defer sys.Close()
+	dev := sys.Devices()[0]
+	ctx := context.Background()
+
+	// The publisher.
+	array, err := vmm.NewArray[float32](dev, vmm.BufferOptions{})
+	check(err)
+	defer array.Close()
+	_, err = array.Append(nil, []float32{0, 0, 0})
+	check(err)
+	listener, err := peer.Listen(filepath.Join(top, "sockets"), "server", peer.Options{})
+	check(err)
+	defer listener.Close()
+	server := publish.NewServer(publish.ServerOptions{})
+	defer server.Close()
+	go server.Serve(ctx, listener)
+	weights, err := publish.Array(server, "weights", array)
+	check(err)
+	check(weights.Announce(ctx, array.Len()))
+
+	// The follower.
+	client, err := publish.Dial(ctx, filepath.Join(top, "sockets", "server"), publish.DialOptions{})
+	check(err)
+	defer client.Close()
+	follower, err := publish.Follow[float32](ctx, client, dev, "weights", publish.FollowOptions{ReadOnly: true})
+	check(err)
+	defer follower.Close()
+	reader, err := dev.NewStream(cuda.StreamOptions{})
+	check(err)
+	defer reader.Close()
+
+	for version := range 3 {
+		check(follower.Next(ctx, reader))
+		got := make([]float32, follower.Len())
+		check(follower.Array().All().CopyTo(reader, got))
+		fmt.Println(got, "intact:", follower.Intact(follower.Generation()))
+		check(follower.Release(reader))
+
+		// Returns when the work that was on the reader is done.
+		check(weights.Rewrite(ctx, publish.RewriteOptions{}))
+		next := float32(version + 1)
+		check(array.All().CopyFrom(nil, []float32{next, next, next}))
+		check(weights.Announce(ctx, array.Len()))
+	}
+	// Output:
+	// [0 0 0] intact: true
+	// [1 1 1] intact: true
+	// [2 2 2] intact: true
+}

@@ -324,10 +324,11 @@ func (f *Follower[T]) Release(streams ...*cuda.Stream) error { return f.f.releas
 
 // Intact reports whether the elements that the generation shows have stayed as they were,
 // in memory that the publisher has neither begun to rewrite nor taken anything back of. Ask
-// after the work that read them is done, also in the order of a stream: then what it
-// read is that generation and no mixture, even if the follower was late and excluded. False
-// says that nothing is proven: the connection has ended, or the publisher withdrew or may
-// have begun to change elements; discard what was computed from them.
+// when the work that read them is done, and before a Release or a further Next, after which
+// the publisher may go on: then what was read is that generation and no mixture, even if the
+// follower was late. False says that nothing is proven: the publisher rewrites or took elements
+// back, excluded the follower or withdrew, or the connection has ended; discard what was
+// computed from the elements.
 func (f *Follower[T]) Intact(generation uint64) bool { return f.f.intact(generation) }
 
 // Order orders later work on the streams behind the publisher's work before what is

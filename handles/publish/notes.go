@@ -62,6 +62,24 @@ package publish
 // released, so a caller that calls Err after waiting for its work gets the outcome of
 // that work.
 //
+// # Rewriting
+//
+// The page says who reads, and what is rewritten: page_slot.go has the words, docs/protocol.md
+// the rules. A follower begins to read with two accesses of memory: it writes that it holds, and
+// looks whether the publisher wants to rewrite that. It ends by a write on a stream of its own
+// (not the one that waits for the fence word, behind which it would wait for the very
+// announcement that waits for it), behind events of the streams that read. Next ends its
+// streams' holds just before it waits, not when something newer is there already: so a
+// follower that the publisher never rewrites under makes these calls only while it has nothing
+// else to do. Rewrite makes no driver call: it polls the words. Nobody's stream waits for a
+// reader.
+//
+// What tears is told from what does not by order alone. A publisher stores what it began to
+// rewrite before it returns to its caller, so even if it dies then the words say so. It
+// stores that it goes on without a follower before it stops to wait for it. And a process
+// that takes over begins after the end of the publisher's process, which a follower's socket
+// shows at once: Intact asks the socket, not the goroutine that reads from it.
+//
 // # Coming back and taking over
 //
 // A client made by Dial with ComeBack has one connection after the other (line). The
@@ -121,5 +139,5 @@ package publish
 // Before all of them comes a change of the buffer, which a Shrink begins: it shows the
 // rest under changes, releases that lock, and then waits for the GPU, so that only
 // the buffer's other changes wait with it. Server.takingOver comes before the locks of
-// followers and publications. A follower's are nexts, words, waiting and lengths, in this
-// order; its mu, which guards the subscription, is a leaf.
+// followers and publications. A follower's are nexts, words, waiting or holds, and lengths, in
+// this order; its mu, which guards the subscription, is a leaf.

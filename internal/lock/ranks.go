@@ -37,7 +37,7 @@ type (
 	Shard struct{}
 	// Words is the rank of what orders a follower's streams, held over their submissions.
 	Words struct{}
-	// Waiting is the rank of a follower's list of streams that wait.
+	// Waiting is the rank of a follower's list of streams that wait, and of those that read.
 	Waiting struct{}
 	// Publication is the rank of a publication's followers and generations.
 	Publication struct{}
