@@ -113,33 +113,33 @@ func TestRewritersThatAreKilled(t *testing.T) {
 		f := followed(t, k, d, publish.FollowOptions{})
 		on := []*cuda.Stream{stream(t, d), stream(t, d)}
 		proven, lost := 0, 0
-		reads := func(until time.Time) {
-			for time.Now().Before(until) {
-				limited, cancel := context.WithDeadline(ctx, until)
-				got, err := reading["two streams"](limited, f, on)
-				cancel()
-				if err != nil {
-					require.True(t, errors.Is(err, peer.ErrTimeout) || errors.Is(err, publish.ErrUnfinished) || errors.Is(err, cuda.ErrOutOfRange), err)
-					lost++
-					continue
-				}
-				if !f.Intact(f.Generation()) || len(got) == 0 {
-					lost++
-					continue
-				}
-				proven++
-				_, err = versionOf(got)
-				require.NoError(t, err, "an intact generation")
+		// read reads once, and reports whether that was proven to be one version.
+		read := func(limit time.Duration) bool {
+			limited, cancel := context.WithTimeout(ctx, limit)
+			defer cancel()
+			got, err := reading["two streams"](limited, f, on)
+			if err != nil {
+				require.True(t, errors.Is(err, peer.ErrTimeout) || errors.Is(err, publish.ErrUnfinished) || errors.Is(err, cuda.ErrOutOfRange), err)
 			}
+			if err != nil || !f.Intact(f.Generation()) {
+				lost++
+				return false
+			}
+			proven++
+			_, err = versionOf(got)
+			require.NoError(t, err, "an intact generation")
+			return true
 		}
 		for i := range kills {
-			reads(time.Now().Add(time.Duration(5+rand.IntN(20)) * time.Millisecond))
+			for !read(peertest.Guard) {
+			}
+			for until := time.Now().Add(rand.N(20 * time.Millisecond)); time.Now().Before(until); {
+				read(time.Until(until))
+			}
 			c.Kill()
-			reads(time.Now().Add(5 * time.Millisecond))
+			read(5 * time.Millisecond)
 			c = startRewriter(t, rewriterTask{Place: p, N: n, Followers: 1, First: uint32(i + 2)})
 		}
-		reads(time.Now().Add(50 * time.Millisecond))
-		require.Positive(t, proven)
 		t.Logf("%d reads were proven, %d were not", proven, lost)
 	})
 }
