@@ -16,16 +16,17 @@ the array, and pass it to PyTorch or CuPy. The package needs the standard librar
 from ._driver import MemoryInfo, memory_info
 from .array import Array
 from .client import Client, Listing, connect
-from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DriverError, EndedError, Error, FilesError, ForkedError, FormatError, GoneError, InUseError,
-                     MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, StalledError, SupersededError, TooLargeError, UnfinishedError,
-                     UnknownError, WaitTimeout, WithdrawnError)
+from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DriverError, EndedError, Error, ExcludedError, FilesError, ForkedError, FormatError, GoneError,
+                     InUseError, IncompleteError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SupersededError,
+                     TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
 from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
-from .server import FollowerStats, Publication, Server, take_over
+from .server import FollowerStats, Publication, Rewrite, Server, take_over
 from .shared import Shared, empty, export
 from .weights import Shard, Tensor, Weights, load_file, tensors
 
-__all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "FilesError", "Follower", "FollowerStats",
-           "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "OutOfMemory", "PeerError",
-           "ProtocolError", "Publication", "RefusedError", "Server", "Shard", "Shared", "StalledError", "SupersededError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",
-           "Weights", "WithdrawnError", "connect", "dial", "empty", "export", "inherit", "load_file", "memory_info", "open_lease", "take_over", "tensors"]
+__all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "ExcludedError", "FilesError",
+           "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError",
+           "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError", "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError",
+           "SupersededError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "Weights", "WithdrawnError", "connect", "dial", "empty", "export", "inherit",
+           "load_file", "memory_info", "open_lease", "take_over", "tensors"]

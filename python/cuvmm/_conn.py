@@ -314,6 +314,15 @@ class Conn(OfProcess):
             for f in files:
                 f.close()
 
+    def hung_up(self) -> bool:
+        """Whether the other end is closed, also while what it sent before is unread, or this one."""
+        p = select.poll()
+        try:
+            p.register(self._socket.fileno(), select.POLLRDHUP)
+        except ValueError:  # closed
+            return True
+        return bool(p.poll(0))
+
     def process(self, undo: Undo) -> Optional[int]:
         """Returns a new pidfd of the server, in ``undo``: it is readable once that process has ended. None if the kernel has none."""
         with self._state:

@@ -1,4 +1,4 @@
-"""The page of fence words by which the GPUs of two processes order their work."""
+"""The page of words by which two processes, and their GPUs, agree about the memory that they share."""
 
 from __future__ import annotations
 
@@ -8,15 +8,22 @@ import fcntl
 import mmap
 import os
 import stat
-from typing import Any, Optional
+import threading
+from typing import Any, NamedTuple, Optional
 
 from ._driver import Device, HostPin
 from ._undo import File, Undo
 from .errors import FilesError, OutOfMemory, ProtocolError
 
-#: The final value of a word, above every generation, which satisfies all waits.
+#: The words of a follower's slot: docs/protocol.md says who writes each, and what it reads.
+COMPLETE, INTENT, FLUX, CUT, HELD, RELEASED = range(6)
+SLOT_WORDS = 8
+
+#: The final value of the complete word, above every generation, which satisfies all waits.
 RELEASE = 1 << 62
 LAST_GENERATION = RELEASE - 1
+#: Values of the cut word above all generations: the publisher goes on without the follower, or the publication is over.
+CUT_LEFT, CUT_WITHDRAWN = RELEASE, RELEASE + 1
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW if hasattr(fcntl, "F_SEAL_SEAL") else 7
 _GET_SEALS = getattr(fcntl, "F_GET_SEALS", 1034)
@@ -24,8 +31,37 @@ _ADD_SEALS = getattr(fcntl, "F_ADD_SEALS", 1033)
 _NOEXEC_SEAL = 8
 
 
+def full_barrier() -> None:
+    """Orders what this thread wrote to a page before what it reads from one next.
+
+    A processor may run a later load before an earlier store, and CPython has no fence. The release of a lock and its
+    acquisition behind it, in this order, are one. Both are atomic read-modify-writes in every CPython: a semaphore's of the C
+    library, or since 3.13 CPython's own compare-and-exchange. On x86-64 each is a locked instruction, which no load or store
+    passes. On ARMv8 a store-release stays behind all accesses before it, a load-acquire before all accesses after it, and a
+    load-acquire is never performed before an earlier store-release. The lock is the caller's own, so no call waits.
+    """
+    lock = threading.Lock()
+    lock.acquire()
+    lock.release()
+    lock.acquire()
+
+
+def reached(word: int, number: int) -> bool:
+    """Compares as streams do: by the sign of the difference."""
+    return (word - number) & 1 << 63 == 0
+
+
+class Seen(NamedTuple):
+    """What the publisher's words in a slot read."""
+
+    complete: int
+    intent: int
+    flux: int
+    cut: int
+
+
 class Page:
-    """A page of fence words, mapped into this process, and pinned if the device's streams can use words."""
+    """A page of words, mapped into this process, and pinned if the device's streams can use words."""
 
     def __init__(self, memory: mmap.mmap, dev: Optional[Device], undo: Undo) -> None:
         words = (ctypes.c_uint64 * (len(memory) // 8)).from_buffer(memory)
@@ -37,26 +73,49 @@ class Page:
             self._pin = HostPin(dev, words)
             self._pin.make()
 
-    def load(self, slot: int) -> int:
+    @property
+    def slots(self) -> int:
+        return self.words // SLOT_WORDS
+
+    def load(self, word: int) -> int:
         """Returns a word; of a page that is closed, the final value."""
         words = self._words
-        return RELEASE if words is None else int(words[slot])  # aligned, 8 bytes: one load
+        return RELEASE if words is None else int(words[word])  # aligned, 8 bytes: one load
 
-    def store(self, slot: int, value: int) -> None:
+    def store(self, word: int, value: int) -> None:
         words = self._words
         if words is not None:
-            words[slot] = value
+            words[word] = value
 
-    def at(self, slot: int) -> int:
+    def at(self, word: int) -> int:
         """Returns the device address of a word."""
         assert self._pin is not None
-        return self._pin.base + 8 * slot
+        return self._pin.base + 8 * word
 
     def close(self) -> None:
         """Unpins and unmaps the page, once no other thread reads it. The caller has waited for the streams that use it. Idempotent."""
         if self._pin is not None:
             self._pin.close()
         self._pin = self._words = None  # which keep the mapping
+
+
+class Slot:
+    """A follower's part of a page, on either side."""
+
+    def __init__(self, page: Page, index: int) -> None:
+        self.page, self.index = page, index
+
+    def load(self, word: int) -> int:
+        return self.page.load(SLOT_WORDS * self.index + word)
+
+    def store(self, word: int, value: int) -> None:
+        self.page.store(SLOT_WORDS * self.index + word, value)
+
+    def at(self, word: int) -> int:
+        return self.page.at(SLOT_WORDS * self.index + word)
+
+    def seen(self) -> Seen:
+        return Seen(self.load(COMPLETE), self.load(INTENT), self.load(FLUX), self.load(CUT))
 
 
 def open_page(fd: int, dev: Optional[Device], undo: Undo) -> Page:

@@ -26,12 +26,26 @@ def handle_of(stream: Any) -> int:
     raise ArgumentError(f"{stream!r} is not a stream", "pass a stream of PyTorch or CuPy, or the driver's handle as an int")
 
 
+def key_of(stream: c_void_p) -> int:
+    """Returns a number that is the same for all names of a stream: 0 and 1 both name the legacy default stream."""
+    return LEGACY_DEFAULT if not stream.value else stream.value
+
+
+def captures(dev: Device, stream: int) -> bool:
+    """Whether a stream captures a graph, or the driver cannot tell because another one does."""
+    status = c_int()
+    with dev.current() as d:
+        return d.raw("cuStreamIsCapturing", c_void_p(stream), byref(status)) != 0 or status.value != 0
+
+
 def handles_of(dev: Device, streams: Union[None, Any, Iterable[Any]]) -> List[c_void_p]:
     """Returns the handles of one stream or several. A stream that captures a graph is refused."""
     if streams is None:
         return []
     many = streams if isinstance(streams, (list, tuple, set, frozenset)) else [streams]
     out = [c_void_p(handle_of(s)) for s in many]
+    if not out:
+        return []
     with dev.current() as d:
         for h in out:
             status = c_int()

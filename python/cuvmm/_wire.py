@@ -190,7 +190,7 @@ def _least(layout: Layout) -> int:
 
 #: Ranges of values that are narrower than their types.
 _MAX_SIZE = (1 << 63) - 1
-_RANGES = {"access": (1, 2), "status": (0, 6), "state": (1, 5), "room": (0, _MAX_SIZE), "length": (0, _MAX_SIZE), "bytes": (0, _MAX_SIZE), "reserved": (0, _MAX_SIZE), "size": (0, _MAX_SIZE)}
+_RANGES = {"access": (1, 2), "status": (0, 7), "state": (1, 5), "room": (0, _MAX_SIZE), "length": (0, _MAX_SIZE), "bytes": (0, _MAX_SIZE), "reserved": (0, _MAX_SIZE), "size": (0, _MAX_SIZE)}
 
 
 def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:

@@ -147,10 +147,11 @@ class Array:
     """
 
     def __init__(self, dev: Device, pointer: int, length: int, kind: ElementType, readonly: bool, users: Users, base: int,
-                 order: Callable[[List[c_void_p]], None], owner: Any, trusted: bool = False) -> None:
+                 order: Callable[[List[c_void_p]], None], owner: Any, trusted: bool = False,
+                 export: Optional[Callable[[List[c_void_p]], None]] = None) -> None:
         self._device, self._pointer, self._length, self._kind = dev, pointer, length, kind
         self._readonly, self._users, self._base, self._order, self._owner = readonly, users, base, order, owner
-        self._trusted = trusted
+        self._trusted, self._export = trusted, export or order  # which orders another program's stream
         users.add(self, pointer - base + length * kind.size)
 
     def __repr__(self) -> str:
@@ -200,7 +201,7 @@ class Array:
 
     def _like(self, start: int, stop: int, trusted: bool) -> "Array":
         return Array(self._device, self._pointer + start * self._kind.size, stop - start, self._kind, self._readonly, self._users, self._base, self._order,
-                     self._owner, trusted)
+                     self._owner, trusted, self._export)
 
     def allow_readonly(self) -> "Array":
         """Returns the same array, which ``__dlpack__`` exports even if it is read-only. The caller promises not to write through the tensor."""
@@ -208,7 +209,7 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        self._order([c_void_p(_streams.LEGACY_DEFAULT)])
+        self._export([c_void_p(_streams.LEGACY_DEFAULT)])
         return {"shape": self.shape, "typestr": self._kind.element.typestr, "data": (self._pointer if self._length else 0, self._readonly),
                 "version": 3, "strides": None, "stream": _streams.LEGACY_DEFAULT}
 
@@ -230,7 +231,7 @@ class Array:
         if self._readonly and not (allow_readonly or self._trusted):
             raise BufferError("this memory is read-only, and a write through a tensor of it would destroy this process's CUDA context: "
                               "pass array.allow_readonly() if nothing writes, follow with write=True if the publisher grants it, or ask for a copy (copy=True)")
-        self._order(self._consumer(stream))
+        self._export(self._consumer(stream))
         return self._capsule(self, self._pointer, own, versioned, self._readonly, False)
 
     def _consumer(self, stream: Optional[Any]) -> List[c_void_p]:

@@ -204,7 +204,7 @@ class Client(OfProcess):
 
     def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
                max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
-               keep_descriptors: bool = False, timeout: Optional[float] = None) -> Follower:
+               keep_descriptors: bool = False, timeout: Optional[float] = None, wait: bool = False) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
         ``write`` maps the memory for writing, if the publisher permits that. ``reserve`` is the address space in bytes
@@ -213,6 +213,7 @@ class Client(OfProcess):
         unmapped, and may return the streams to wait for; otherwise all work of the device is awaited. Arrays that reach
         into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``keep_descriptors``
         keeps a file open for each chunk, which :func:`take_over` needs. ``timeout`` limits the wait for the server.
+        With ``wait`` it waits, within that time (by default the client's), for a publication of the name.
         """
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
@@ -225,7 +226,7 @@ class Client(OfProcess):
             reserve = -(-reserve // granularity) * granularity
         f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors))
         try:
-            f.open(timeout)
+            f.open(timeout, wait)
             with self._lock:
                 self._followers.add(f)
             return f
@@ -290,6 +291,10 @@ class Client(OfProcess):
     @staticmethod
     def new_request() -> Request:
         return Request()
+
+    @property
+    def timeout(self) -> float:
+        return self._line.conn.timeout
 
     def wait(self, seconds: float) -> bool:
         """Sleeps; False if the client was closed."""
@@ -513,21 +518,33 @@ def _denied(fields: Dict[str, Any]) -> Error:
     return kind(f"the server refused: {quoted(fields['reason'])}", hint)
 
 
-def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, reconnect: bool = False) -> Client:
+def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, reconnect: bool = False, wait: bool = False) -> Client:
     """Connects to the socket of a server of publications, which must be of this process's user, or of ``uid``.
 
     With ``reconnect`` the client and its followers outlive the publisher: their state is "stale" until another one serves
     the socket. The first connection is always made before this function returns. ``timeout``, in seconds, limits every
-    exchange with the server.
+    exchange with the server. With ``wait`` it also waits that long for a process to serve the socket.
     """
     path = _conn.absolute(path)
 
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
 
+    def first() -> _conn.Conn:
+        until = time.monotonic() + timeout
+        while True:
+            try:
+                return dial()
+            except GoneError as e:
+                if not wait:
+                    raise
+                if time.monotonic() >= until:
+                    raise WaitTimeout(f"{path!r} was not served within {timeout:g} s: {e}", e.hint) from None
+            time.sleep(_conn.SHORTEST_PAUSE)
+
     undo = Undo()
     try:
-        return Client(dial(), dial if reconnect else None, path, undo)
+        return Client(first(), dial if reconnect else None, path, undo)
     except BaseException:
         undo.abandon()
         raise

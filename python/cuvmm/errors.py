@@ -98,6 +98,18 @@ class EndedError(Error):
     """The publisher ended this follower for a reason of its own, which is quoted."""
 
 
+class ExcludedError(EndedError):
+    """The publisher rewrote what this follower read without waiting any longer, and goes on without it: discard what was computed from it."""
+
+
+class RewritingError(Error):
+    """The publisher rewrites the elements that are shown, or a block that rewrites ended without an announcement."""
+
+
+class IncompleteError(Error):
+    """The publisher ended while it rewrote the elements: they may be a mixture of two generations."""
+
+
 class SupersededError(Error):
     """Another process took the publication over first."""
 

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple
 from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
+from ._holds import Holds
+from ._page import full_barrier
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
+from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, FilesError, GoneError, MismatchError, MovedError, NotSupported, OutOfMemory, ProtocolError,
-                     RefusedError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
+from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, IncompleteError, MismatchError, MovedError, NotSupported,
+                     OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
 
 if TYPE_CHECKING:
     from .client import Client, Mailbox
@@ -69,6 +72,8 @@ class Heritage(NamedTuple):
     generation: int
     complete: int  # the last generation that is complete, 0 for none
     length: int  # of that
+    flux: int  # the last generation that the publisher began to rewrite
+    cut: int  # the last generation of which something was taken back
     chunks: Tuple[Chunk, ...]
     about: Descriptor
     kind: ElementType
@@ -116,15 +121,16 @@ class Phase(enum.Enum):
 
 
 class _Link:
-    """A follower's side of one connection: its fence word, and the stream that waits for it."""
+    """A follower's side of one connection: its words, the stream that waits for one, and the stream that writes another."""
 
     def __init__(self, a: Accepted, dev: Device) -> None:
-        self.line, self.mailbox, self.token, self.slot = a.line, a.mailbox, a.token, a.slot
+        self.line, self.mailbox, self.token, self._index = a.line, a.mailbox, a.token, a.slot
         self.waiting = threading.RLock()  # guards the stream
         self.waited = 0
         self.died = False  # the publisher's word no longer counts
         self.dead = False  # all waits for the word have ended
         self.stream: Optional[Stream] = None
+        self.releases: Optional[Timeline] = None
         self._device, self._undo = dev, Undo()
 
     def open(self, page: int) -> None:
@@ -132,30 +138,30 @@ class _Link:
         words = self._device.stream_words()
         try:
             self.page = _page.open_page(page, self._device if words else None, self._undo)
-            if self.slot >= self.page.words:
-                raise ProtocolError(f"word {self.slot} of a page with {self.page.words}")
+            if self._index >= self.page.slots:
+                raise ProtocolError(f"slot {self._index} of a page with {self.page.slots}")
         except ProtocolError as e:
             raise self.line.conn.fail(e) from None
+        self.slot = _page.Slot(self.page, self._index)
         if words:
             self.stream = Stream(self._device, self._undo)
+        self.releases = Timeline(self._device, words, self._undo)
 
     def reached(self, generation: int) -> bool:
         """Whether a generation is complete, or never will be."""
-        return self.died or self.page.load(self.slot) >= generation
+        return self.died or self.slot.load(_page.COMPLETE) >= generation
 
-    def swap(self) -> int:
-        """Ends all waits, and returns the last generation that is complete."""
-        complete = self.page.load(self.slot)
+    def end_waits(self) -> None:
+        """The publisher's word does not count any more."""
         self.died = True
-        self.page.store(self.slot, _page.RELEASE)
-        return complete
+        self.slot.store(_page.COMPLETE, _page.RELEASE)
 
     def release_waits(self) -> None:
         """Writes the final value until the stream has seen it, since a late write of the publisher's GPU may replace it."""
         failed = 0.0
         while failed < 1.0:
             with self.waiting:
-                self.page.store(self.slot, _page.RELEASE)
+                self.slot.store(_page.COMPLETE, _page.RELEASE)
                 try:
                     if self.stream is None or self.stream.done():
                         return
@@ -165,8 +171,10 @@ class _Link:
 
     def close(self) -> None:
         """Closes the stream and the page. All waits for the word have ended; other threads may still use the link. Idempotent."""
+        if self.releases is not None:
+            self.releases.finish()
         with self.waiting:
-            self.stream = None
+            self.stream = self.releases = None
             self._undo.close()
 
 
@@ -176,8 +184,15 @@ class Follower(OfProcess):
     Memory is mapped as it arrives. :meth:`next` shows it; before the first call the array is empty. If the publisher ends
     or withdraws, the follower keeps what it has mapped, ``next`` raises and :attr:`error` is the reason; no stream hangs.
     If the client reconnects, ``next`` waits for the next publisher instead, whose first announcement replaces what is
-    shown as a whole. All methods are safe for use by any thread. The caller closes the follower, after it has deleted
-    all arrays and tensors of it.
+    shown as a whole.
+
+    A publisher that changes elements in place (:meth:`Publication.rewrite`) waits until no follower reads them: each stream
+    that ``next`` or :meth:`order` names holds what is shown until its :meth:`release`, or its own next ``next``. What another
+    program, or a stream that this package was not told of, reads is not waited for; :meth:`intact` tells whether what was
+    read is one generation and no mixture.
+
+    All methods are safe for use by any thread. The caller closes the follower, after it has deleted all arrays and tensors
+    of it.
     """
 
     def __init__(self, client: "Client", dev: Device, room: int, o: Options) -> None:
@@ -195,6 +210,11 @@ class Follower(OfProcess):
         self._completed = _page.LAST_GENERATION
         self._unfinished: Optional[Error] = None  # what was shown and dropped, until something else is shown
         self._told = False  # a next has raised it
+        self._flux = self._cut = 0  # the last values of the publisher's words of that name, once they do not count
+        self._torn = 0  # the last generation that arrived of those that flux has reached: its elements may be a mixture
+        self._spoiled = 0  # the last generation of which nothing can be proven: its memory was another publication's
+        self._holding = threading.RLock()  # guards the holds, over the driver's calls that end them; taken before _lock
+        self._holds = Holds()
         self._awaited: Optional[_News] = None  # what the host waits for, or waited for when its time was over
         self._since: List[Tuple[int, float]] = []  # with max_wait: the generations that are awaited, and since when
         self._users = Users()
@@ -207,11 +227,10 @@ class Follower(OfProcess):
         self._threads = [threading.Thread(target=self._run, args=(run,), name=f"cuvmm {what} {o.name}", daemon=True)
                          for what, run in (("follow", self._work), ("watch", self._watch))]
 
-    def open(self, timeout: Optional[float]) -> None:
+    def open(self, timeout: Optional[float], wait: bool) -> None:
         """Requests the publication, and makes room for it. If that fails, ``abandon`` undoes it."""
-        o, dev, client = self._options, self._device, self._client
-        self._request = client.new_request()
-        a = client.request(o, self._room, Possession(), timeout, self._request)
+        o, dev = self._options, self._device
+        a = self._first(timeout, wait)
         try:
             self._link = _Link(a, dev)
             self._publication, self._room, self._about = a.publication, a.reserved, a.about
@@ -231,6 +250,21 @@ class Follower(OfProcess):
             raise Error(f"a follower's thread could not be started: {e}", "raise this process's limit of threads (ulimit -u)") from None
         finally:
             a.page.close()
+
+    def _first(self, timeout: Optional[float], wait: bool) -> Accepted:
+        """Requests the publication for the first time, and again while there is none, if it is to wait."""
+        client, limit = self._client, self._client.timeout if timeout is None else timeout
+        until = time.monotonic() + limit
+        while True:
+            self._request = client.new_request()
+            try:
+                return client.request(self._options, self._room, Possession(), timeout, self._request)
+            except (UnknownError, GoneError) as e:
+                if not wait or isinstance(e, GoneError) and not client.reconnects:
+                    raise
+                if time.monotonic() >= until:
+                    raise WaitTimeout(f"publication {self._options.name!r} was not there within {limit:g} s: {e}", "start the process that publishes it, or wait longer") from None
+            client.wait(_conn.SHORTEST_PAUSE)
 
     def abandon(self) -> None:
         """Closes a follower that no caller has."""
@@ -285,7 +319,7 @@ class Follower(OfProcess):
             if self._closing:
                 raise ClosedError("the follower is closed")
             at, shown = self._range.address, self._shown[-1]
-            return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self)
+            return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self, export=self._export)
 
     def next(self, stream: Any = None, timeout: Optional[float] = None) -> int:
         """Waits for a new generation, shows it, and returns it.
@@ -297,21 +331,30 @@ class Follower(OfProcess):
         as long as more may be announced. If the client reconnects, it raises UnfinishedError once when elements that were
         shown are not any more, because the publisher ended before they were complete. ``timeout`` is in seconds; a call
         that raises WaitTimeout loses nothing.
+
+        The streams, or the caller if none are passed, hold what is shown until :meth:`release`, or their next ``next``: a
+        publisher that rewrites it waits for them. If there is nothing new, ``next`` releases the streams, and the caller, before
+        it waits. What was shown must not be read after that, even if the wait ends with WaitTimeout.
         """
         self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
+        released = False
         while True:
             with self._lock:
                 news = self._news_locked(streams)
-                while news is None:
+                while news is None and released:
                     left = None if until is None else until - time.monotonic()
                     if left is not None and left <= 0:
                         raise _nothing_new()
                     self._changed.wait(left)
                     news = self._news_locked(streams)
+            if news is None:
+                self._end_holds(streams, True)  # before the wait: the publisher may wait for it before it announces anything
+                released = True
+                continue
             self._order_behind(news.link, news.shown.ordered, streams, until)
-            if self._show(news):
+            if self._show(news, streams):
                 return news.shown.generation
 
     def _news_locked(self, streams: List[c_void_p]) -> Optional[_News]:
@@ -330,6 +373,8 @@ class Follower(OfProcess):
             # It was never shown, and will never be complete. One before it may be.
             complete = [r for r in self._received if r.ordered <= self._completed and r.generation > self._shown[-1].generation]
             p = self._pending = complete[-1] if complete else None
+        if p is not None and p.generation <= self._wanted_locked():
+            p = None  # the publisher rewrites it, and announces another one
         end = self._end_locked()
         if end is None and self._unfinished is not None and not self._told:
             self._told = True
@@ -350,17 +395,23 @@ class Follower(OfProcess):
         A later one that is pending changes nothing: a publisher whose work is always one announcement behind would
         otherwise keep the host waiting for ever.
         """
-        if self._gone is not None and n.shown.ordered > self._completed:
+        if self._gone is not None and n.shown.ordered > self._completed or n.shown.generation <= self._wanted_locked():
             return False
         return self._pending is n.shown or (self._cuts == n.cuts and n.shown.generation > self._shown[-1].generation)
 
-    def _show(self, n: _News) -> bool:
-        """Shows it, if it stands."""
+    def _wanted_locked(self) -> int:
+        """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or had begun to when it ended."""
+        return self._flux if self._link.died else self._link.slot.load(_page.INTENT)
+
+    def _show(self, n: _News, streams: List[c_void_p]) -> bool:
+        """Lets the streams hold it, and shows it, if it stands."""
+        if not self._begin_hold(n.shown.generation, streams, anew=True):
+            return False
         with self._lock:
             if not self._stands_locked(n):
                 return False
             pending = None if self._pending is n.shown else self._pending
-            complete = 0 if self._link.died else self._link.page.load(self._link.slot)
+            complete = 0 if self._link.died else self._link.slot.load(_page.COMPLETE)
             shown = [*self._shown, n.shown]
             while len(shown) > 2 and shown[1].ordered <= complete:
                 del shown[0]
@@ -377,7 +428,7 @@ class Follower(OfProcess):
             raise _nothing_new() from None
 
     async def _next(self, streams: List[c_void_p]) -> int:
-        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        loop, changed, released = asyncio.get_running_loop(), asyncio.Event(), False
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -389,6 +440,10 @@ class Follower(OfProcess):
                 with self._lock:
                     news = self._news_locked(streams)
                     self._wakers.add(wake)
+                if news is None and not released:
+                    self._end_holds(streams, True)
+                    released = True
+                    continue
                 if news is None:
                     await changed.wait()
                     continue
@@ -397,7 +452,7 @@ class Follower(OfProcess):
                 elif not self._complete(news):
                     await asyncio.sleep(_LONGEST_POLL)
                     continue
-                if self._show(news):
+                if self._show(news, streams):
                     return news.shown.generation
         finally:
             with self._lock:
@@ -419,8 +474,13 @@ class Follower(OfProcess):
                 return
 
     def order(self, stream: Any) -> None:
-        """Makes later work on the streams run after what is shown. For streams that were not passed to ``next``; does not wait."""
-        self._order(_streams.handles_of(self._device, stream))
+        """Makes later work on the streams run after what is shown, which they hold. For streams that were not passed to ``next``; does not wait.
+
+        It raises RewritingError while the publisher rewrites what is shown, unless something held that before.
+        """
+        streams = _streams.handles_of(self._device, stream)
+        self._order(streams)
+        self._hold_shown(streams, False)
 
     def _order(self, streams: List[c_void_p]) -> None:
         if self._phase is Phase.ADOPTED:
@@ -431,6 +491,75 @@ class Follower(OfProcess):
             with self._lock:
                 link, ordered = self._link, self._shown[-1].ordered
             self._order_behind(link, ordered, streams, None)
+
+    def _export(self, streams: List[c_void_p]) -> None:
+        """Orders the streams of a program that gets an array, which hold what is shown as long as the caller does."""
+        self._order(streams)
+        self._hold_shown(streams, True)
+
+    def _hold_shown(self, streams: List[c_void_p], export: bool) -> None:
+        generation = self._shown[-1].generation
+        if streams and generation and self._phase is not Phase.ADOPTED and not self._begin_hold(generation, streams, anew=False, export=export):
+            raise RewritingError(f"the publisher rewrites generation {generation}, and nothing held it", "call next, which waits for the next announcement")
+
+    # What may still read what is shown.
+
+    def release(self, *streams: Any) -> None:
+        """Tells the publisher that the work which is on the streams now is the last that reads what they were ordered behind.
+
+        :meth:`Publication.rewrite` waits for that. Later work on the streams must not read the elements before they are
+        ordered again. Without streams it releases what a ``next`` without streams holds for its caller, and the streams to which
+        arrays were exported (by DLPack or the CUDA array interface). It does not wait, except on a device whose streams cannot
+        write 64-bit words. For a stream that holds nothing it has no effect. Release a stream before it is destroyed. While a
+        stream captures a graph it raises NotSupported, without effect.
+        """
+        self._check_process()
+        named = _streams.handles_of(self._device, streams)
+        if self._phase is Phase.ADOPTED:
+            return
+        if self._closing:
+            raise ClosedError("the follower is closed")
+        self._end_holds(named, not streams)
+
+    def intact(self, generation: int) -> bool:
+        """Whether a generation that was shown has stayed as it was: the publisher has not begun to rewrite it, or taken anything of it back.
+
+        Called after the work that read it is done (for a stream: after it was synchronized), True says that what was read
+        is that generation and no mixture, even if the follower was late and excluded. False says that nothing is proven: the
+        connection has ended, or the publisher may have begun to change elements. Discard what was computed from them.
+        """
+        self._check_process()
+        full_barrier()  # what was read was read before
+        with self._lock:
+            link = self._link
+            known = not self._closing and not link.died and self._spoiled < generation <= self._shown[-1].generation
+            words = link.slot.seen()
+        # Asked last: another process takes the publication over, with words of its own, after the end of this connection only.
+        return known and max(words.flux, words.cut) < generation and not link.line.conn.hung_up()
+
+    def _begin_hold(self, generation: int, streams: List[c_void_p], *, anew: bool, export: bool = False) -> bool:
+        with self._holding:
+            return self._holds.begin(self._link.slot, generation, [_streams.key_of(s) for s in streams], counts=not self._link.died, anew=anew, export=export)
+
+    def _end_holds(self, streams: List[c_void_p], caller: bool) -> None:
+        """Ends the holds of streams, once the work that is on them now is done, and the caller's. What a failed or interrupted call did not end, a later one can."""
+        named = {_streams.key_of(s) for s in streams}
+        with self._holding:
+            link, holds = self._link, self._holds
+            with link.waiting:
+                if link.releases is None:
+                    return  # the follower is closed
+                for s in holds.holding(named, caller):
+                    if s not in named and _streams.captures(self._device, s):
+                        continue  # its event would be the graph's; it is released later
+                    link.releases.behind(c_void_p(s))
+                    holds.end(s, s in named)
+                if caller:
+                    holds.end_caller()
+                number = holds.untold()
+                if number is not None:
+                    link.releases.write(link.slot, _page.RELEASED, number)
+                    holds.tell(number)
 
     # Ordering between the GPUs of two processes.
 
@@ -448,7 +577,7 @@ class Follower(OfProcess):
                 return  # the publisher ended meanwhile
             if link.waited < generation:
                 with self._device.current() as d:
-                    d.call("cuStreamWaitValue64_v2", link.stream.handle, link.page.at(link.slot), generation, 0, what=f"generation {generation}")
+                    d.call("cuStreamWaitValue64_v2", link.stream.handle, link.slot.at(_page.COMPLETE), generation, 0, what=f"generation {generation}")
                 link.waited = generation
                 if link.died:
                     link.release_waits()  # _die may have released the stream before this wait was issued
@@ -490,6 +619,8 @@ class Follower(OfProcess):
 
     def _finish_with(self, why: Optional[Error]) -> None:
         with self._lock:
+            if why is not None and _lives(why) and not self._link.died:
+                self._keep_beyond_locked(self._link.slot.seen(), why)
             self._gone = why
             if not self._closing:
                 self._phase = Phase.OVER
@@ -534,23 +665,47 @@ class Follower(OfProcess):
     def _die(self, link: _Link, why: Error) -> None:
         """Drops what is shown and incomplete, and releases the streams."""
         with self._lock:
-            self._completed = link.swap()
+            self._cut_off_locked(link, why)
             self._gone = why
             if self._phase is Phase.FOLLOWING:
                 self._phase = Phase.AWAY
-            while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
-                self._shown.pop()
-                self._told = False
-                self._unfinished = UnfinishedError(f"the publisher ended before it had written elements that were shown: {why}", "discard what was computed from them")
             self._wake_locked()
         link.release_waits()
         with self._lock:
             link.dead = True
             self._wake_locked()
 
+    def _cut_off_locked(self, link: _Link, why: Error) -> None:
+        """From now on only what the publisher completed counts, and is shown."""
+        if link.died:
+            return
+        words = link.slot.seen()
+        self._completed = words.complete
+        self._keep_beyond_locked(words, why)
+        while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
+            self._shown.pop()
+            self._drop_locked("elements that were shown were not complete", why)
+        link.end_waits()
+
+    def _keep_beyond_locked(self, words: _page.Seen, why: Error) -> None:
+        """Forgets the generations that the publisher began to rewrite."""
+        self._flux, self._cut = words.flux, words.cut
+        self._torn = max([self._torn, *(r.generation for r in self._received if r.generation <= words.flux)])
+        if 0 < self._shown[-1].generation <= words.flux:
+            self._drop_locked("elements that were shown were being rewritten", why)
+        self._shown = [s for s in self._shown if not 0 < s.generation <= words.flux] or [_Shown(0, 0, 0)]
+        self._received = [r for r in self._received if r.generation > words.flux]
+        if isinstance(self._pending, _Shown) and self._pending.generation <= words.flux:
+            self._pending = None
+
+    def _drop_locked(self, what: str, why: Error) -> None:
+        """Notes that elements which were shown do not count."""
+        self._told = False
+        self._unfinished = why if isinstance(why, ExcludedError) else UnfinishedError(f"{what}: {why}", "discard what was computed from them")
+
     def _end_locked(self) -> Optional[Error]:
         if self._closing:
-            return ClosedError("the follower is closed")
+            return self._unfinished or ClosedError("the follower is closed")
         if self._gone is None or self._phase is not Phase.OVER and self._client.reconnects:
             return None
         return self._unfinished or self._gone
@@ -614,8 +769,12 @@ class Follower(OfProcess):
                 continue
             finally:
                 a.page.close()
-            with self._lock:
+            with self._holding, self._lock:
+                if a.publication != self._publication:
+                    self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
+                held = self._holds.restart(link.slot, self._shown[-1].generation)
                 old, self._link, self._publication = self._link, link, a.publication
+                self._flux = self._cut = self._torn = 0
                 self._cuts += 1
                 self._replica.restart()
                 self._said = STALE  # until its first view
@@ -624,6 +783,9 @@ class Follower(OfProcess):
                 if isinstance(self._pending, _Shown):
                     later = [r for r in self._received if r.generation > self._shown[-1].generation]
                     self._pending = later[-1] if later else None
+                if not held:  # the words of the two publishers could not tell this one to wait for what was being read
+                    self._shown = [_Shown(0, 0, 0)]
+                    self._drop_locked("elements that were shown are rewritten", GoneError("the publisher ended, and the next one began before this follower had connected to it"))
                 self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
                 if self._phase is Phase.AWAY:
                     self._phase = Phase.FOLLOWING
@@ -667,6 +829,9 @@ class Follower(OfProcess):
 
     def _arrived(self, what: Any, state: Optional[int] = None) -> None:
         with self._lock:
+            if isinstance(what, _Shown) and self._link.died and what.generation <= self._flux:
+                self._torn = max(self._torn, what.generation)  # and is shown to nobody
+                return
             self._pending = what
             if isinstance(what, _Shown):
                 self._received.append(what)
@@ -758,10 +923,12 @@ class Follower(OfProcess):
             if self._phase in (Phase.CLOSED, Phase.ADOPTED):
                 return
             self._users.refuse("closing the follower")
+            link = getattr(self, "_link", None)
             with self._lock:
+                if link is not None and getattr(link, "slot", None) is not None:
+                    self._cut_off_locked(link, ClosedError("the follower is closed"))  # work that its streams begin now may run before the publisher's
                 self._phase = Phase.CLOSING
                 self._wake_locked()
-            link = getattr(self, "_link", None)
             if link is None and self._request is not None:
                 self._client.give_up(self._request)
             if link is not None:
@@ -813,8 +980,11 @@ class Follower(OfProcess):
             if self._closing:
                 raise ClosedError("the follower is closed")
             complete, length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))
-            return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, tuple(self._replica.chunks), self._about, self._kind, self._device,
-                            self._range, self._undo, self._users, self._kept)
+            # The word now, since a publisher that lived on may have gone on without this follower.
+            if not complete and self._torn or self._link.slot.load(_page.CUT) == _page.CUT_LEFT:
+                raise IncompleteError(f"{what}, whose publisher ended while it rewrote what this follower has, or had gone on without it", "load the elements anew, and publish them")
+            return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, self._flux, min(self._cut, complete), tuple(self._replica.chunks),
+                            self._about, self._kind, self._device, self._range, self._undo, self._users, self._kept)
 
     @property
     def adopted(self) -> bool:
@@ -857,7 +1027,10 @@ def end_of(v: View) -> Error:
         return WithdrawnError("the publisher withdrew the publication", "close the follower when its work is done")
     if v.status == _LEFT:
         return ClosedError("the follower is closed")
+    if v.status == _EXCLUDED:
+        return ExcludedError(f"the publisher goes on without this follower, which read for too long what was to be rewritten: {quoted(v.reason)}",
+                             "discard what was computed from it, and follow again; release what was read sooner")
     return EndedError(f"the publisher ended the follower: {quoted(v.reason)}")
 
 
-_WITHDRAWN, _LEFT = 3, 4
+_WITHDRAWN, _LEFT, _EXCLUDED = 3, 4, 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import os
 import queue
 import threading
@@ -13,41 +14,106 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 from . import _conn, _driver, _page, _streams, _wire
 from ._claims import Claim, Claims
 from ._descriptor import ARRAY, Descriptor, this_process
-from ._driver import Event, Stream
+from ._page import Slot
 from ._progress import Progress, Shown
 from ._process import OfProcess, State
 from ._replica import ENDED, MOVED, Chunk, View, size_of
+from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave, retry
 from .client import Client
-from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, SupersededError, TooLargeError,
+from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, RewritingError, SupersededError, TooLargeError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Follower, Heritage
 from .shared import Shared
 
-_DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED = range(7)
+_DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED, _EXCLUDED = range(8)
 _MAX_FOLLOWERS = 256
 _MOST_AHEAD = 1 << 20
 _SETTLE_POLL = 0.05
+_SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3  # of followers that release what they read
+_MOST_NAMED = 4  # followers in an error
 _FLUSH = 1.0
 _PAUSE = 0.1  # after a client that could not be served
 
 
 class FollowerStats(NamedTuple):
-    """A follower: its process, the generation that it has, the bytes that it still maps although they are no longer shown, and why it refused the last generation."""
+    """A follower: its process, the generation that it has, the bytes that it still maps although they are no longer shown, why it refused
+    the last generation, and whether it has not released what it reads."""
 
     pid: int
     generation: int
     pinned: int
     reason: str
+    reads: bool
 
 
 class _Replicator:
     """The publisher's side of one follower. The publication's lock guards it."""
 
-    def __init__(self, session: "_Session", token: bytes, page: _page.Page, slot: int, progress: Progress) -> None:
-        self.session, self.token, self.page, self.slot, self.progress = session, token, page, slot, progress
+    def __init__(self, session: "_Session", token: bytes, slot: Slot, progress: Progress) -> None:
+        self.session, self.token, self.slot, self.progress = session, token, slot, progress
         self.file: File  # the page's
         self.ending: Optional[Tuple[int, int, str]] = None  # state, status and reason of the last view
+
+    def reads(self) -> bool:
+        """Whether it may read what is shown. One that was told of its end is not waited for."""
+        if self.ending is not None:
+            return False
+        held = self.slot.load(_page.HELD)  # before the other: a hold that begins between the two is refused
+        return not _page.reached(self.slot.load(_page.RELEASED), held)
+
+    def stats(self, shown: Shown) -> FollowerStats:
+        return FollowerStats(self.session.pid, self.progress.reached, self.progress.pinned(shown), self.progress.reason, self.reads())
+
+
+class Rewriting(enum.Enum):
+    """Whether the elements that were announced may change in place.
+
+    ======= ============================================== ============================== ========= ===============
+    state   means                                          leaves it by                   announce  shrink, rewrite
+    ======= ============================================== ============================== ========= ===============
+    SETTLED nothing that was announced changes             ``rewrite``: OPENING           permitted permitted
+    OPENING ``rewrite`` waits until no follower reads      all released: OPEN; an error:  InUse     InUse
+                                                           SETTLED
+    OPEN    the publisher writes                           ``announce``: SETTLED          permitted InUse
+    ======= ============================================== ============================== ========= ===============
+
+    While it is OPENING or OPEN the followers' intent words read the generation of the view: no follower begins to read that.
+    While it is OPEN the flux words read it, too: what a reader was late for is no longer intact. A rewrite that fails shows
+    the same elements as another generation, for followers that would not show the one before. ``withdraw`` ends the
+    publication in any state: followers that were cut off from an OPEN one show nothing.
+    """
+
+    SETTLED, OPENING, OPEN = range(3)
+
+
+class Rewrite:
+    """Elements that are open for rewriting, which :meth:`Publication.rewrite` returns. Use it in a with statement.
+
+    The block writes, and calls ``announce``, which ends the rewriting. At its end without an announcement the elements are
+    still open, since they may be half written: the block raises RewritingError. If an exception leaves the block it goes on,
+    with a note that says so (from Python 3.11 on). Either way write the elements anew, and announce them, or withdraw.
+    """
+
+    def __init__(self, publication: "Publication", number: int) -> None:
+        self._publication, self._number = publication, number
+
+    @property
+    def open(self) -> bool:
+        """Whether no announcement has ended it yet, and the publication was not withdrawn."""
+        return self._publication.rewrites(self._number)
+
+    def __enter__(self) -> "Rewrite":
+        return self
+
+    def __exit__(self, _: object, error: Optional[BaseException], __: object) -> None:
+        if not self.open:
+            return
+        what = f"publication {self._publication.name!r} is still open for rewriting, and followers show nothing"
+        if error is None:
+            raise RewritingError(what, "call announce within the block")
+        if hasattr(error, "add_note"):
+            error.add_note(f"{what} (write the elements anew and announce them, or withdraw)")
 
 
 class Publication(OfProcess):
@@ -61,11 +127,14 @@ class Publication(OfProcess):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._state = State.OPEN
+        self._rewriting = Rewriting.SETTLED
+        self._opened = 0  # how often it was
         self._followers: List[_Replicator] = []
         self._finishing = threading.Lock()  # guards the end of the stream
         self._undo = Undo()
         self._words = memory.device.stream_words()
-        self._stream: Optional[Stream] = None
+        self._timeline: Timeline
+        self._flux = self._cut = 0  # what the words of that name read in the followers' slots
         if before is None:
             self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
             self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
@@ -74,14 +143,14 @@ class Publication(OfProcess):
             self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
             if not before.complete:  # there is nothing to show before the first announcement
                 self._view = Shown(0, 0, 0, ())
+            self._flux, self._cut = before.flux, before.cut
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
         self._last = self._view.generation if before is None else before.generation + 1  # the last number that was spent
 
     def open(self) -> None:
         """Claims the memory, and makes the stream that writes the words."""
         self._memory.claim(self)
-        if self._words:
-            self._stream = Stream(self._memory.device, self._undo)
+        self._timeline = Timeline(self._memory.device, self._words, self._undo)
 
     def abandon(self) -> None:
         """Undoes ``open``, of a publication that no client saw."""
@@ -93,6 +162,11 @@ class Publication(OfProcess):
     def generation(self) -> int:
         """The generation that is shown; 0 before the first. An announcement that failed leaves a gap."""
         return self._view.generation
+
+    @property
+    def rewriting(self) -> bool:
+        """Whether ``rewrite`` was called, and no ``announce`` has ended that yet."""
+        return self._rewriting is not Rewriting.SETTLED
 
     @property
     def memory(self) -> Shared:
@@ -109,19 +183,130 @@ class Publication(OfProcess):
 
         If streams are passed (one, or a list), followers order their work behind the work that is on them now. Otherwise
         the elements must be complete. It cannot show fewer elements: see :meth:`shrink`. A call that fails shows nothing.
+
+        Elements that were announced must not be written without :meth:`rewrite`, which this call ends. Elements behind them may
+        be written at any time.
         """
         self._check_process()
         streams = _streams.handles_of(self._memory.device, stream)
         with self._lock:
             self._check()
+            if self._rewriting is Rewriting.OPENING:
+                self._check_settled()
             length = len(self._memory) if length is None else whole(length, "elements to announce")
             if not self._view.length <= length <= len(self._memory):
                 raise ArgumentError(f"{counted(length, 'element')} to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
             chunks = self._memory.show(length)
             generation = self._spend()
             self._write(generation, streams, self._followers)
+            self._rewriting = Rewriting.SETTLED  # first: whatever interrupts this call, nothing that is shown is open
             self._show(Shown(generation, generation, length, chunks))
             return generation
+
+    def rewrite(self, timeout: Optional[float] = None, exclude_after: Optional[float] = None, on_excluded: Optional[Callable[[FollowerStats], Any]] = None) -> Rewrite:
+        """Opens the elements that were announced for rewriting: when it returns they may be written, until the ``announce`` that shows them as a new generation.
+
+        ::
+
+            with publication.rewrite():
+                weights.copy_(trained)
+                publication.announce(stream=torch.cuda.current_stream())
+
+        It waits, on the host, until every follower has released what it reads (``Follower.release``, or its next ``next``); from
+        its beginning on no follower begins to read. Between ``rewrite`` and ``announce`` no generation can be read: publish two
+        arrays in turn, if readers must always have one. Whatever reads on streams which the follower's package was not told of is
+        not waited for.
+
+        Only ``announce`` ends it; until then ``shrink`` and another ``rewrite`` raise InUseError, and so does ``announce`` while
+        this call waits. An ``announce`` that fails leaves it open, and so does a block that ends without one: see
+        :class:`Rewrite`. If the publisher ends meanwhile followers show nothing, and their error is an UnfinishedError.
+
+        ``timeout`` limits the wait, in seconds. WaitTimeout names the followers that were waited for, and nothing may be written
+        then: followers go on with what was there, as another generation. With ``exclude_after``, followers that have not
+        released so many seconds later are excluded: they get an ExcludedError, and ``on_excluded`` is called with each; if it
+        raises, the call fails.
+        """
+        self._check_process()
+        if exclude_after is not None and not exclude_after >= 0:
+            raise ArgumentError(f"a limit of {exclude_after} s", "pass 0 or more, or None to exclude no follower")
+        opening, excluded = False, []  # type: bool, List[FollowerStats]
+        try:
+            with self._lock:
+                self._check()
+                self._check_settled()
+                opening = True
+                self._set_rewriting(Rewriting.OPENING)
+                _page.full_barrier()
+                self._await_released(timeout, exclude_after, excluded)
+            for f in excluded:
+                if on_excluded is not None:
+                    on_excluded(f)
+            with self._lock:
+                self._check()
+                self._opened += 1
+                self._set_rewriting(Rewriting.OPEN)
+                return Rewrite(self, self._opened)
+        except BaseException:
+            with self._lock:
+                if opening and self._state is State.OPEN:
+                    self._set_rewriting(Rewriting.SETTLED)
+                    self._renumber()  # for followers that would not show the generation before
+            raise
+
+    def rewrites(self, number: int) -> bool:
+        """Whether the rewriting of a number is open."""
+        with self._lock:
+            return self._state is State.OPEN and self._rewriting is Rewriting.OPEN and self._opened == number
+
+    def _await_released(self, timeout: Optional[float], exclude_after: Optional[float], excluded: List[FollowerStats]) -> None:
+        """Waits until no follower reads, and excludes those that are late. Others have the lock meanwhile, which the caller holds."""
+        began, pause = time.monotonic(), _SHORTEST_POLL
+        while True:
+            self._check()
+            reading = [f for f in self._followers if f.reads()]
+            waited = time.monotonic() - began
+            if not reading:
+                return
+            if exclude_after is not None and waited >= exclude_after:
+                for f in reading:
+                    excluded.append(f.stats(self._view))
+                    self._go_on_without(f)
+                    f.ending = (ENDED, _EXCLUDED, f"what it read was not released within {exclude_after:g} s")
+                    f.session.wake()
+                continue
+            if timeout is not None and waited >= timeout:
+                raise WaitTimeout(f"{counted(len(reading), 'follower')} of {self.name!r}, in processes {sorted({f.session.pid for f in reading})[:_MOST_NAMED]}, did not release what they read",
+                                  "nothing may be written; have followers release what they have read, or exclude late ones with exclude_after")
+            self._changed.wait(pause)
+            pause = min(2 * pause, _LONGEST_POLL)
+
+    def _check_settled(self) -> None:
+        """Refuses what cannot be done while elements are open for rewriting."""
+        if self._rewriting is Rewriting.OPENING:
+            raise InUseError(f"publication {self.name!r}, for which a rewrite waits", "wait until it returns")
+        if self._rewriting is Rewriting.OPEN:
+            raise InUseError(f"publication {self.name!r}, which is being rewritten", "announce ends that")
+
+    def _set_rewriting(self, to: Rewriting) -> None:
+        """Changes the state, and with it the words."""
+        self._rewriting = to
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        """Writes the words that say what is rewritten."""
+        if self._rewriting is Rewriting.OPEN:
+            self._flux = self._view.generation
+        for f in self._followers:
+            self._tell(f.slot)
+
+    def _tell(self, slot: Slot) -> None:
+        slot.store(_page.INTENT, self._view.generation if self._rewriting is Rewriting.OPENING else self._flux)
+        slot.store(_page.FLUX, self._flux)
+
+    def _renumber(self, beyond: int = 0) -> None:
+        """Shows the same elements as another generation."""
+        if self._view.generation:
+            self._show(self._view._replace(generation=self._spend(beyond)))
 
     def _check(self) -> None:
         if self._state is not State.OPEN:
@@ -134,6 +319,7 @@ class Publication(OfProcess):
 
     def _show(self, v: Shown) -> None:
         self._view = v
+        self._tell_all()  # before anything of the view is sent
         self._memory.shown(len(v.chunks))
         self._changed.notify_all()
         for s in {f.session for f in self._followers}:
@@ -141,20 +327,10 @@ class Publication(OfProcess):
 
     def _write(self, generation: int, streams: List[c_void_p], to: List[_Replicator]) -> None:
         """Writes the generation to the fence words once the work that is on the streams now is done."""
-        if self._stream is None:
-            for h in streams:
-                with Event(self._memory.device, h) as e:
-                    while not e.passed():
-                        time.sleep(0.0001)
-            for f in to:
-                f.page.store(f.slot, generation)
-            return
         for h in streams:
-            with Event(self._memory.device, h) as e:
-                e.hold(self._stream.handle)
-        with self._memory.device.current() as d:
-            for f in to:
-                d.call("cuStreamWriteValue64_v2", self._stream.handle, f.page.at(f.slot), generation, 0)
+            self._timeline.behind(h)
+        for f in to:
+            self._timeline.write(f.slot, _page.COMPLETE, generation)
 
     def shrink(self, length: int) -> None:
         """Shows fewer elements. It waits for no follower.
@@ -166,11 +342,15 @@ class Publication(OfProcess):
         length = whole(length, "elements")
         with self._lock:
             self._check()
+            self._check_settled()
             if not 0 <= length <= self._view.length:
                 raise ArgumentError(f"shrinking from {self._view.length} to {counted(length, 'element')}", "pass a length from 0 to what was announced; announce shows more")
             chunks = self._memory.show(length)
+            self._cut = self._view.generation
             for f in self._followers:
                 f.progress.lower(length)
+                if f.ending is None:
+                    f.slot.store(_page.CUT, self._cut)
             self._show(Shown(self._spend(), self._view.ordered, length, chunks))
 
     def settle(self, timeout: Optional[float] = None) -> None:
@@ -198,7 +378,7 @@ class Publication(OfProcess):
     def followers(self) -> List[FollowerStats]:
         self._check_process()
         with self._lock:
-            return [FollowerStats(f.session.pid, f.progress.reached, f.progress.pinned(self._view), f.progress.reason) for f in self._followers]
+            return [f.stats(self._view) for f in self._followers]
 
     def withdraw(self) -> None:
         """Ends the publication. It waits for nothing: followers keep what they have mapped, and get the work that was announced. Idempotent."""
@@ -211,7 +391,10 @@ class Publication(OfProcess):
         with self._lock:
             if self._state is State.OPEN:
                 self._state = State.CLOSING
+                if self._rewriting is Rewriting.OPENING:
+                    self._set_rewriting(Rewriting.SETTLED)  # nothing was written
                 for f in self._followers:
+                    f.slot.store(_page.CUT, _page.CUT_WITHDRAWN)
                     f.ending = f.ending or (state, status, reason)
             sessions = {f.session for f in self._followers}
             self._changed.notify_all()
@@ -225,17 +408,15 @@ class Publication(OfProcess):
     def finish(self) -> None:
         """Waits until the fence words of all announcements so far are written."""
         with self._finishing:
-            if self._stream is not None and self._stream.live:
-                self._stream.synchronize()
+            self._timeline.finish()
 
     def close(self, wait: bool) -> bool:
         """Gives the stream of a publication that has ended back, once its words are written. False if they are not, and it was not to wait."""
         with self._finishing:
-            if self._stream is not None and self._stream.live:
-                if wait:
-                    self._stream.synchronize()
-                elif not self._stream.done():
-                    return False
+            if wait:
+                self._timeline.finish()
+            elif not self._timeline.done():
+                return False
             self._undo.close()
             self._state = State.CLOSED
             return True
@@ -249,16 +430,18 @@ class Publication(OfProcess):
             if ahead > _MOST_AHEAD:
                 raise TooLargeError(f"a follower that is {counted(ahead, 'generation')} ahead, where the limit is {_MOST_AHEAD}")
             reserved = min(room, self._memory.reserved) if room else self._memory.reserved
-            page, slot = session.word(self._memory.device if self._words else None)
-            if ahead >= 0 and self._view.generation:  # the publisher that it had was ahead
-                self._show(self._view._replace(generation=self._spend(m["generation"])))
+            slot = session.slot(self._memory.device if self._words else None)
+            if ahead >= 0:  # the publisher that it had was ahead
+                self._renumber(m["generation"])
             progress = Progress(self._memory.kind.size, reserved)
             progress.resume([c["identity"] for c in m["chunks"]], m["length"], m["generation"], self._view)
-            f = _Replicator(session, os.urandom(16), page, slot, progress)
+            f = _Replicator(session, os.urandom(16), slot, progress)
+            self._tell(slot)
+            slot.store(_page.CUT, self._cut)
             self._write(self._view.generation, [], [f])
             session.add(self, f)
             self._followers.append(f)
-            return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot, "descriptor": self.about().encode()}
+            return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode()}
 
     def step(self, f: _Replicator) -> Optional[View]:
         """Returns the next view for a follower; None if there is none now."""
@@ -273,6 +456,7 @@ class Publication(OfProcess):
         """Ends a follower that cannot be sent what it needs. It affects no other."""
         with self._lock:
             if f.ending is None:
+                self._go_on_without(f)
                 f.ending = (ENDED, _FAILED, str(why))
         f.session.wake()
 
@@ -284,15 +468,22 @@ class Publication(OfProcess):
 
     def leave(self, f: _Replicator) -> None:
         with self._lock:
+            self._go_on_without(f)
             f.ending = (ENDED, _LEFT, "")
         f.session.wake()
 
     def drop(self, f: _Replicator) -> None:
-        """Removes a follower, whose word is written no more."""
+        """Removes a follower, whose words are written no more."""
         with self._lock:
             if f in self._followers:
+                self._go_on_without(f)
                 self._followers.remove(f)
                 self._changed.notify_all()
+
+    def _go_on_without(self, f: _Replicator) -> None:
+        """Tells a follower by its word that it is not waited for any more. In the end of the publication that is nothing new."""
+        if self._state is State.OPEN and f in self._followers:
+            f.slot.store(_page.CUT, _page.CUT_LEFT)
 
     def entry(self) -> Dict[str, Any]:
         with self._lock:
@@ -324,7 +515,7 @@ class _Session:
         self._followers: Dict[bytes, Tuple[Publication, _Replicator, bool]] = {}  # and whether the client was told of it
         self._undo = Undo()  # the pages and their descriptors
         self._page: Optional[Tuple[_page.Page, File]] = None
-        self._next_word = 0
+        self._next_slot = 0
         self._page_of: Optional[_driver.Device] = None
         self._joined: Set[Publication] = set()
         self._awake: "queue.SimpleQueue[None]" = queue.SimpleQueue()
@@ -363,13 +554,13 @@ class _Session:
                 t.join()
         self._end()
 
-    def word(self, dev: Optional[_driver.Device]) -> Tuple[_page.Page, int]:
-        """Returns a fence word that no follower has used, which is 0."""
+    def slot(self, dev: Optional[_driver.Device]) -> Slot:
+        """Returns a slot that no follower has used, whose words are 0."""
         with self._lock:
-            if self._page is None or self._page_of is not dev or self._next_word == self._page[0].words:
-                self._page, self._page_of, self._next_word = _page.make_page(dev, self._undo), dev, 0
-            self._next_word += 1
-            return self._page[0], self._next_word - 1
+            if self._page is None or self._page_of is not dev or self._next_slot == self._page[0].slots:
+                self._page, self._page_of, self._next_slot = _page.make_page(dev, self._undo), dev, 0
+            self._next_slot += 1
+            return Slot(self._page[0], self._next_slot - 1)
 
     def add(self, p: Publication, f: _Replicator) -> None:
         """Notes a follower that joins, which is dropped when the session ends."""
@@ -601,7 +792,8 @@ class Server(OfProcess):
         arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with ``write=True``
         and ``keep_descriptors=True``. It raises SupersededError if the follower missed that another process, which has not
         ended, took the publication over; once that has ended it can be called again. So it can after Ctrl-C, unless
-        :meth:`publications` has the publication.
+        :meth:`publications` has the publication. It raises IncompleteError if the publisher ended while it rewrote what the
+        follower has, or had gone on without it.
         """
         self._check_process()
         if self._before is None or not follower.of(self._before):
