@@ -296,7 +296,7 @@ class Servers(DriverTest):
         self.refused(then)
 
     def test_accepted_that_no_server_sends(self) -> None:
-        for what, other in {"a slot beyond the page": {"slot": 512}, "a range of no granule": {"reserved": 4097}, "no range": {"reserved": 0},
+        for what, other in {"a slot beyond the page": {"slot": 64}, "a slot far beyond it": {"slot": 1 << 31}, "a range of no granule": {"reserved": 4097}, "no range": {"reserved": 0},
                             "another request": {"number": 99}}.items():
             with self.subTest(what):
                 def then(c: _conn.Conn, h: _Hostile, other: Dict[str, Any] = other) -> None:

@@ -12,6 +12,7 @@ import pathlib
 import sys
 import tempfile
 import threading
+import time
 import unittest
 import warnings
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
@@ -253,6 +254,59 @@ def lease(w: World) -> None:
     w.keep([memory.export(c.identity, undo) for c in chunks])
 
 
+def held(w: World) -> None:
+    """What the follower shows is held by a stream, and by one to which it was exported."""
+    for _ in range(2):
+        w.keep(Stream(_driver.device(0)))
+    w.table.announce()
+    w.other.next(w.made[0].handle.value, timeout=60)
+    w.other.array.allow_readonly().__dlpack__(stream=w.made[1].handle.value)
+
+
+def released(w: World) -> None:
+    """What a release, or a next, left can be released, and then the publisher does not wait."""
+    streams = [s.handle.value for s in w.made if isinstance(s, Stream)]
+    w.other.release(*streams)
+    w.other.release()
+    with w.table.rewrite(10):
+        w.table.announce()
+    w.goes_on()
+
+
+def waits_in_vain(w: World) -> None:
+    with contextlib.suppress(cuvmm.WaitTimeout):
+        w.other.next(w.made[0].handle.value, timeout=0)
+
+
+def rewritable(w: World) -> None:
+    """A reader that releases in the meantime."""
+    w.table.announce()
+    w.other.next(timeout=60)
+
+    def release() -> None:
+        time.sleep(0.02)
+        with contextlib.suppress(cuvmm.DriverError):
+            w.other.release()
+        w.other.release()  # the failing call may have been the one above
+
+    w.keep(threading.Thread(target=release))
+    w.made[0].start()
+
+
+def rewrites(w: World) -> None:
+    with w.table.rewrite(60):
+        w.table.announce()
+
+
+def rewritten(w: World) -> None:
+    """Whatever was left, an announcement ends it, and the next rewriting goes on."""
+    w.made[0].join()
+    w.goes_on()
+    w.other.release()
+    rewrites(w)
+    w.goes_on()
+
+
 OPS: Dict[str, Op] = {
     "empty": Op(nothing, lambda w: w.keep(cuvmm.empty(10, "uint8"))),
     "resize": Op(nothing, lambda w: w.memory.resize(4 << 20)),
@@ -264,6 +318,11 @@ OPS: Dict[str, Op] = {
     "announce": Op(nothing, lambda w: w.table.announce()),
     "announce behind a stream": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.table.announce(stream=w.made[0].handle.value)),
     "shrink": Op(nothing, lambda w: w.table.shrink(10)),
+    "rewrite": Op(rewritable, rewrites, after=rewritten),
+    "release": Op(held, lambda w: w.other.release(w.made[0].handle.value), after=released),
+    "release of exports": Op(held, lambda w: w.other.release(), after=released),
+    "next that waits": Op(held, waits_in_vain, after=released),
+    "intact": Op(nothing, lambda w: w.other.intact(1)),
     "settle": Op(lambda w: w.table.announce(), lambda w: w.table.settle(60)),
     "withdraw": Op(nothing, lambda w: w.table.withdraw(), True),
     "Server.close": Op(nothing, lambda w: w.server.close(), True),
@@ -276,7 +335,7 @@ OPS: Dict[str, Op] = {
     "__dlpack__": Op(nothing, lambda w: w.other.array.__dlpack__(copy=True)),
     "Follower.close": Op(follower, lambda w: w.made[0].close(), True),
     "export": Op(another, lambda w: w.keep(cuvmm.export(w.made[0].array))),
-    "order": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.other.order(w.made[0].handle.value)),
+    "order": Op(lambda w: w.keep(Stream(_driver.device(0))), lambda w: w.other.order(w.made[0].handle.value), after=released),
     "Channel.receive": Op(lambda w: sender(w) and None, lambda w: w.keep(w.made[2].receive(timeout=60))),
     "Channel.message": Op(received, talk),
     "Imported.close": Op(received, lambda w: w.made[3].close(), True),

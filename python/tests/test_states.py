@@ -34,6 +34,7 @@ class Publisher:
         self._fd = file.number
         self._page.store(0, 1 << 40)  # all that is announced is done
         self._serial = 0
+        self.publication = b"p" * 16
 
     def listen(self) -> None:
         self._conn = self._listener.accept()
@@ -53,7 +54,7 @@ class Publisher:
         """Accepts the follower that asked with a number."""
         self._serial = 0
         about = _descriptor.Descriptor(_descriptor.ARRAY, element, size, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
-        self._conn.send(*_wire.encode("accepted", {"number": number, "token": TOKEN, "publication": b"p" * 16, "reserved": 16 << 20, "slot": 0,
+        self._conn.send(*_wire.encode("accepted", {"number": number, "token": TOKEN, "publication": self.publication, "reserved": 16 << 20, "slot": 0,
                                                    "descriptor": about.encode()}), [self._fd])
 
     def deny(self, number: int, status: int) -> None:
@@ -393,6 +394,140 @@ class States(DriverTest):
             self.assertEqual((len(f), f.state, f.error), (15, "live", None))
 
         self.following(do, reconnect=True)
+
+    def test_a_close_before_the_publishers_work_is_done(self) -> None:
+        """Streams that waited for it are released: what was computed from that does not count."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10, ordered=0)
+            f.next(timeout=60)
+            p.view(generation=2, ordered=2, keep=1, length=20)
+            stream = Stream(f._device)
+            self.assertEqual(f.next(stream.handle.value, timeout=60), 2)
+            self.assertFalse(stream.done())
+            f.close()
+            stream.synchronize()
+            stream.close()
+            with self.assertRaises(cuvmm.ClosedError):
+                f.next(timeout=60)
+            self.assertIsInstance(f.error, cuvmm.UnfinishedError)
+            self.assertIn("discard what was computed", str(f.error))
+            self.assertEqual(len(f), 10)
+
+        self.following(do)
+
+    def test_a_close_behind_the_publishers_work(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            f.next(timeout=60)
+            f.close()
+            self.assertIsInstance(f.error, cuvmm.ClosedError)
+
+        self.following(do)
+
+    def test_a_publisher_that_dies_before_it_rewrites(self) -> None:
+        """Elements that it wanted to rewrite, and did not begin to, are whole."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            f.next(timeout=60)
+            p.view(generation=2, length=20, keep=1)
+            p._page.store(_page.INTENT, 2)
+            with self.assertRaises(cuvmm.WaitTimeout):
+                f.next(timeout=0.05)
+            p._conn.close()
+            self.assertEqual((f.next(timeout=60), len(f)), (2, 20))
+            with self.assertRaises(cuvmm.GoneError) as raised:
+                f.next(timeout=60)
+            self.assertIs(type(raised.exception), cuvmm.GoneError)
+            self.assertEqual((f.heritage(60).length, f.heritage(60).flux), (20, 0))
+
+        self.following(do, write=True, keep_descriptors=True)
+
+    def test_what_was_not_opened_for_rewriting_is_shown_although_its_publisher_died(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            p.view(generation=2, length=20, keep=1)
+            p.view(generation=3, length=30, keep=1)
+            f.next(timeout=60)
+            p.view(generation=4, length=40, keep=1)
+            for word in (_page.INTENT, _page.FLUX):
+                p._page.store(word, 3)
+            p._conn.close()
+            await_that(lambda: f.error is not None, "the end")
+            self.assertEqual((len(f), f.generation), (0, 0))
+            self.assertEqual((f.next(timeout=60), len(f)), (4, 40))
+            self.assertEqual(f.heritage(60)[3:7], (4, 40, 3, 0))
+
+        self.following(do, write=True, keep_descriptors=True)
+
+    def test_a_publisher_that_goes_on_without_its_follower(self) -> None:
+        """Its connection alone has ended, and it may write: the follower has nothing to take over."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            f.next(timeout=60)
+            p._conn.close()
+            await_that(lambda: f.error is not None, "the end")
+            self.assertEqual(f.heritage(60).complete, 1)
+            p._page.store(_page.CUT, _page.CUT_LEFT)
+            with self.assertRaisesRegex(cuvmm.IncompleteError, "gone on without it"):
+                f.heritage(60)
+
+        self.following(do, write=True, keep_descriptors=True)
+
+    def test_a_hold_outlives_a_publisher(self) -> None:
+        """The next one is told of it. If that may not have waited for it, the follower says that what it showed does not count."""
+        for wanted, length in ((0, 10), (1, 0)):
+            with self.subTest(wanted=wanted):
+                self.folder = os.path.join(self.folder, str(wanted))
+
+                def do(p: Publisher, f: cuvmm.Follower, wanted: int = wanted, length: int = length) -> None:
+                    p.view(self.memory, length=10)
+                    f.next(timeout=60)
+                    self.assertEqual((p._page.load(_page.HELD), p._page.load(_page.RELEASED)), (1, 0))
+                    f.release()
+                    await_that(lambda: p._page.load(_page.RELEASED) == 1, "the release")
+                    p.view(generation=2, length=10, keep=1)
+                    f.next(timeout=60)
+                    self.assertEqual(p._page.load(_page.HELD), 2)
+                    p._conn.close()
+                    for word in (_page.HELD, _page.RELEASED):
+                        p._page.store(word, 0)
+                    p._page.store(_page.INTENT, 2 * wanted)
+                    p.accept()
+                    await_that(lambda: p._page.load(_page.HELD) == 1, "the hold")
+                    if wanted:
+                        with self.assertRaisesRegex(cuvmm.UnfinishedError, "discard"):
+                            f.next(timeout=60)
+                    self.assertEqual(len(f), length)
+                    with self.assertRaises(cuvmm.WaitTimeout):
+                        f.next(timeout=0.01)
+                    await_that(lambda: p._page.load(_page.RELEASED) == 1, "the release")
+                    p.view(generation=3, length=30, keep=1)
+                    self.assertEqual((f.next(timeout=60), len(f), f.error), (3, 30, None))
+
+                self.following(do, reconnect=True)
+
+    def test_generations_of_another_publication_are_not_proven(self) -> None:
+        for publication, proven in ((b"p" * 16, True), (b"q" * 16, False)):
+            with self.subTest(proven=proven):
+                self.folder = os.path.join(self.folder, str(proven))
+
+                def do(p: Publisher, f: cuvmm.Follower, publication: bytes = publication, proven: bool = proven) -> None:
+                    p.view(self.memory, length=10)
+                    f.next(timeout=60)
+                    self.assertTrue(f.intact(1))
+                    p._conn.close()
+                    await_that(lambda: f.state == "stale", "the end")
+                    self.assertFalse(f.intact(1))
+                    p.publication = publication
+                    p.accept()
+                    await_that(lambda: not f._link.died, "another connection")
+                    self.assertEqual(f.intact(1), proven)
+                    p.view(generation=2, length=30, keep=1)
+                    f.next(timeout=60)
+                    self.assertTrue(f.intact(2))
+
+                self.following(do, reconnect=True)
 
     def test_what_is_complete_is_shown_although_its_publisher_died(self) -> None:
         def do(p: Publisher, f: cuvmm.Follower) -> None:

@@ -130,7 +130,7 @@ class Packets(unittest.TestCase):
         self.inbound = _packet.Inbound(self.nonce)
         self.assertIsNone(self.inbound.take(_packet.greeting(self.peer), [], False))
 
-    def packet(self, kind: int = 5, sequence: int = 1, body: bytes = b"ab", all_bytes: int = 2, files: int = 0, all_files: int = 0, version: int = 1, to: bytes = b"n" * 16) -> bytes:
+    def packet(self, kind: int = 5, sequence: int = 1, body: bytes = b"ab", all_bytes: int = 2, files: int = 0, all_files: int = 0, version: int = 2, to: bytes = b"n" * 16) -> bytes:
         return _packet.packet(version, kind, to, sequence, body, files, all_bytes, all_files)
 
     def test_a_message_in_parts(self) -> None:
@@ -142,7 +142,7 @@ class Packets(unittest.TestCase):
         cases: List[Tuple[str, bytes, List[int]]] = [
             ("a short packet", b"cuvP", []),
             ("another magic", b"x" * 48, []),
-            ("another version", self.packet(version=2), []),
+            ("another version", self.packet(version=1), []),
             ("another nonce", self.packet(to=b"x" * 16), []),
             ("a gap", self.packet(sequence=2), []),
             ("kind 0", self.packet(kind=0), []),
@@ -180,7 +180,7 @@ class Packets(unittest.TestCase):
             _packet.Inbound(self.nonce).take(self.packet(sequence=0), [], False)
 
     def test_versions(self) -> None:
-        for least, most, ok in [(1, 1, True), (1, 9, True), (2, 9, False), (0, 0, False)]:
+        for least, most, ok in [(2, 2, True), (1, 9, True), (3, 9, False), (1, 1, False), (0, 0, False)]:
             body = self.peer + bytes([least, 0, most, 0])
             p = _packet.packet(1, 0, bytes(16), 0, body, 0, len(body), 0)
             with self.subTest(least=least, most=most):

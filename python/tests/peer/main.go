@@ -12,6 +12,12 @@
 //	track SOCKET NAME          the same across publishers, until one withdraws
 //	inherit SOCKET NAME        follows, prints "following", and takes over when the publisher dies
 //	end                        gives the socket back, and keeps the memory
+//	uniform NAME LENGTH        publishes an array of uint32, all of whose elements are 0
+//	rewrite TIMES              rewrites "table" in two halves, and announces it, so often; 0 is for ever
+//	half                       rewrites the first half of "table", and announces nothing
+//	exclude                    rewrites "table" once, without the followers that are late
+//	late SOCKET NAME           follows, prints "holds", and how that ends
+//	check SOCKET NAME TIMES    follows, and prints how many of so many reads were mixtures
 //	write SOCKET NAME VALUE    follows for writing, and sets the first element
 //	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
 //	fail SOCKET LENGTH         the same, after it failed to send a closed array
@@ -27,6 +33,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
@@ -122,6 +129,18 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return p.inherit(ctx, name, arg(2))
 	case "end":
 		return "done", p.server.Close()
+	case "uniform":
+		return "done", p.uniform(ctx, name, n)
+	case "rewrite":
+		return "done", p.rewrite(ctx, n, publish.RewriteOptions{})
+	case "exclude":
+		return "done", p.rewrite(ctx, 1, publish.RewriteOptions{ExcludeAfter: 50 * time.Millisecond})
+	case "late":
+		return p.late(ctx, name, arg(2))
+	case "half":
+		return "done", errors.Join(p.shown["table"].Rewrite(ctx, publish.RewriteOptions{}), p.half(0), p.stream.Synchronize())
+	case "check":
+		return p.check(ctx, name, arg(2), n)
 	case "write":
 		return "done", p.write(ctx, name, arg(2), uint32(n))
 	case "send":
@@ -245,7 +264,7 @@ func (p *program) inherit(ctx context.Context, socket, name string) (string, err
 	if err != nil {
 		return "", err
 	}
-	if err := f.Next(ctx); err != nil {
+	if err := errors.Join(f.Next(ctx), f.Release()); err != nil { // a publisher that rewrites does not wait for it
 		return "", errors.Join(err, f.Close(), k.Close())
 	}
 	fmt.Fprintln(os.Stdout, "following")

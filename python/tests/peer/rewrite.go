@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// uniform publishes elements that are all the same.
+func (p *program) uniform(ctx context.Context, name string, length int) error {
+	a, err := vmm.NewArray[uint32](p.dev, vmm.BufferOptions{Reserve: 4 * most, Memory: vmm.Properties{Handles: vmm.PosixFD}})
+	if err != nil {
+		return err
+	}
+	p.arrays[name] = a
+	if _, err := a.Append(p.stream, make([]uint32, length)); err != nil {
+		return err
+	}
+	if p.shown[name], err = publish.Array(p.server, name, a); err != nil {
+		return err
+	}
+	return p.shown[name].Announce(ctx, length, p.stream)
+}
+
+// rewrite gives all elements of "table" another value, half by half.
+func (p *program) rewrite(ctx context.Context, times int, o publish.RewriteOptions) error {
+	for n := 0; times == 0 || n < times; n++ {
+		if err := p.shown["table"].Rewrite(ctx, o); err != nil {
+			return err
+		}
+		if err := errors.Join(p.half(0), p.half(1), p.shown["table"].Announce(ctx, p.arrays["table"].Len(), p.stream)); err != nil {
+			return err
+		}
+		if err := p.shown["table"].Settle(ctx); err != nil {
+			return err
+		}
+		time.Sleep(2 * time.Millisecond) // in which readers may begin: a publisher waits for those alone that have
+	}
+	return nil
+}
+
+func (p *program) half(which int) error {
+	a := p.arrays["table"]
+	bytes := 4 * a.Len() / 2
+	return p.stream.Memset(a.Ptr()+cuda.Ptr(which*bytes), byte(p.shown["table"].Stats().Generation), bytes)
+}
+
+// check reads in three ways: with a stream, without one, and with a release right behind the read.
+func (p *program) check(ctx context.Context, socket, name string, times int) (string, error) {
+	mixed := 0
+	err := p.following(ctx, socket, name, true, func(f *publish.Follower[uint32]) error {
+		for n := range times {
+			streams := []*cuda.Stream{p.stream}[n%3/2:]
+			if err := f.Next(ctx, streams...); err != nil {
+				return err
+			}
+			values := make([]uint32, f.Len())
+			if err := f.Array().All().CopyTo(p.stream, values); err != nil {
+				return err
+			}
+			if n%3 == 1 {
+				if err := f.Release(p.stream); err != nil {
+					return err
+				}
+			}
+			for _, v := range values {
+				if v != values[0] {
+					mixed++
+					break
+				}
+			}
+		}
+		return nil
+	})
+	return fmt.Sprint(mixed), err
+}
+
+// late holds what it was shown until the publisher goes on without it.
+func (p *program) late(ctx context.Context, socket, name string) (said string, err error) {
+	err = p.following(ctx, socket, name, true, func(f *publish.Follower[uint32]) error {
+		if err := f.Next(ctx); err != nil {
+			return err
+		}
+		fmt.Fprintln(os.Stdout, "holds")
+		for f.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		said = fmt.Sprintf("excluded %v, intact %v", errors.Is(f.Err(), publish.ErrExcluded), f.Intact(1))
+		return nil
+	})
+	return said, err
+}
