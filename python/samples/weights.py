@@ -2,9 +2,10 @@
 
     python3 python/samples/weights.py [--bytes 2147483648] [--steps 5]
 
-The trainer writes the weights in place and announces them. Each worker's next batch uses the newest weights, behind
-the trainer's work in the order of the streams: no host waits for a GPU. Two arrays take turns, so no worker reads what
-the trainer writes. At the end the trainer takes the weights back while both workers go on running: when ``settle``
+The trainer rewrites the weights in place and announces them. Each worker's next batch uses the newest weights, behind
+the trainer's work in the order of the streams: no worker's host waits for a GPU. ``rewrite`` waits until the workers have
+released what they read, so none computes with a mixture of two steps. Two arrays take turns: while one is rewritten, the
+workers have the other. At the end the trainer takes the weights back while both workers go on running: when ``settle``
 returns, no worker has any of them mapped, and as much memory of the device is free as before.
 """
 
@@ -30,12 +31,21 @@ def worker(path: str, name: str) -> None:
         try:
             while True:
                 weights = (even, odd)[step % 2]
-                weights.next(torch.cuda.current_stream() if torch else None)
+                generation = weights.next(streams())
                 if len(weights) > 0:  # otherwise the trainer has taken them back
-                    print(f"{name}: computes with the weights of step {first(weights.array):g}, {len(weights)} of them", flush=True)
+                    value = first(weights.array)
+                    if not weights.intact(generation):  # which rewrite prevents, unless the trainer excludes this worker
+                        raise SystemExit(f"{name}: the weights changed while they were read")
+                    print(f"{name}: computes with the weights of step {value:g}, {len(weights)} of them", flush=True)
                     step += 1
+                weights.release(*streams())  # this batch is the last that reads them
         except cuvmm.WithdrawnError:
             pass
+
+
+def streams() -> List[Any]:
+    """The stream of this program's work; none without PyTorch: then the host waits."""
+    return [torch.cuda.current_stream()] if torch else []
 
 
 def first(weights: cuvmm.Array) -> float:
@@ -48,10 +58,11 @@ def first(weights: cuvmm.Array) -> float:
 def train(memory: List[cuvmm.Shared], published: List[cuvmm.Publication], workers: List["subprocess.Popen[str]"], length: int, steps: range) -> None:
     for step in steps:
         which = step % 2
-        memory[which].resize(length)
-        write(memory[which], float(step))
-        published[which].announce(stream=torch.cuda.current_stream() if torch else None)
-        for w in workers:  # each has read this half before the trainer writes it again
+        with published[which].rewrite(60):
+            memory[which].resize(length)
+            write(memory[which], float(step))
+            published[which].announce(stream=streams())
+        for w in workers:
             print(line(w))
     for p, m in zip(published, memory):
         p.shrink(0)
