@@ -79,9 +79,14 @@ func (f *follower) attach(k *line) error {
 	f.letGo()
 	old := f.slot
 	f.mu.Lock()
-	accepted := f.sub.accept(said.identity == f.identity)
+	same := said.identity == f.identity
+	accepted := f.sub.accept(same)
 	if accepted {
-		f.holds.restart(w)
+		shown := f.sub.current().generation
+		if safe := f.holds.restart(w, shown); !safe && shown > 0 && same {
+			f.sub.spoil()
+			f.changeLocked()
+		}
 		f.attachment, f.about.Exporter = newAttachment(k, said, r.mailbox, w), said.about.Exporter
 	} else {
 		old = w
@@ -90,6 +95,7 @@ func (f *follower) attach(k *line) error {
 	f.words.Unlock()
 	if accepted {
 		t.serial, t.busy = 0, nil
+		_ = f.settle() // fails only if the follower closes
 	} else {
 		k.leave(said.token, r.mailbox)
 		err = errs.PeerClosed(opFollower, "follower") // TakeOver has begun

@@ -37,14 +37,14 @@ func (h *holds) any() bool {
 }
 
 // begin lets the streams hold a generation, or without streams the caller. It returns false,
-// without effect, if the publisher wants to rewrite that.
-func (h *holds) begin(w *pageSlot, streams []*cuda.Stream, generation uint64) bool {
+// without effect, if the publisher lives and wants to rewrite that.
+func (h *holds) begin(w *pageSlot, lives bool, streams []*cuda.Stream, generation uint64) bool {
 	fresh := !h.any()
 	if fresh {
 		h.number++
 		w.word(heldWord).Store(h.number)
 	}
-	if w.word(intentWord).Load() >= generation {
+	if lives && w.word(intentWord).Load() >= generation {
 		if fresh {
 			h.number--
 			w.word(heldWord).Store(h.number)
@@ -61,13 +61,16 @@ func (h *holds) begin(w *pageSlot, streams []*cuda.Stream, generation uint64) bo
 	return true
 }
 
-// restart tells another publisher, whose slot it is, whether anything holds.
-func (h *holds) restart(w *pageSlot) {
+// restart tells another publisher, whose slot it is, whether anything holds. It returns false
+// if something does, and the publisher may have begun before to rewrite that generation.
+func (h *holds) restart(w *pageSlot, generation uint64) bool {
 	h.number, h.told = 0, 0
-	if h.any() {
-		h.number = 1
-		w.word(heldWord).Store(h.number)
+	if !h.any() {
+		return true
 	}
+	h.number = 1
+	w.word(heldWord).Store(h.number)
+	return w.word(intentWord).Load() < generation
 }
 
 // beginHold is holds.begin for what the follower shows, or is about to show.
@@ -76,7 +79,7 @@ func (f *follower) beginHold(streams []*cuda.Stream, generation uint64) bool {
 	defer f.words.RUnlock()
 	f.holds.mu.Lock()
 	defer f.holds.mu.Unlock()
-	return f.holds.begin(f.slot, streams, generation)
+	return f.holds.begin(f.slot, f.counts(), streams, generation)
 }
 
 // endHolds ends the holds of some streams, once the work that is on them now is done, and the

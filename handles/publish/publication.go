@@ -203,6 +203,7 @@ func (p *Publication) withdraw(op string, last ended) error {
 	p.hold.Release()
 	pages := make([]*page, 0, len(followers))
 	for f := range followers {
+		p.tell(f.slot) // nothing is to be rewritten any more
 		f.slot.word(cutWord).Store(cutWithdrawn)
 		pages = append(pages, f.page)
 		to := last

@@ -47,8 +47,9 @@ const (
 // publisher may write them, until the Announce that shows them as a new generation. It waits,
 // on the host and within the context, until every follower has released what it reads
 // (Follower.Release, or its streams' next Next), and from its beginning on no follower begins
-// to read. Between Rewrite and Announce no generation can be read: publish two arrays, or two
-// halves of one, in turn, if readers must always have one.
+// to read: one that has not begun to read a generation by then reads a later one. Between
+// Rewrite and Announce no generation can be read: publish two arrays in turn if readers
+// must always have one.
 //
 // Elements that were announced must not be written without Rewrite: followers may be reading
 // them. Elements behind the announced ones may be written at any time.

@@ -285,6 +285,12 @@ func (s *subscription) accept(same bool) bool {
 	return true
 }
 
+// spoil notes that the next publisher may be rewriting what is shown, and did not wait for
+// who reads it.
+func (s *subscription) spoil() {
+	s.shown, s.unfinished = append(s.shown[:0], version{}), untold
+}
+
 // inherit notes that TakeOver has begun: no other publisher is accepted any more.
 func (s *subscription) inherit() { s.move(eventInherit) }
 

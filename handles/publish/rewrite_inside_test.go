@@ -1,0 +1,102 @@
+//go:build linux
+
+package publish
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// comingBack is a follower of a restarting publisher, which reads generation 1 on a stream.
+func comingBack(t *testing.T) (r *restarting, f *Follower[uint32]) {
+	_, sys := sim.Open(t, smallChunks)
+	r = newRestarting(t, sys.Devices()[0])
+	r.start(1)
+	k, err := r.client(peertest.Context(t))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, k.Close()) })
+	f, err = Follow[uint32](peertest.Context(t), k, sys.Devices()[0], "numbers", FollowOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	require.NoError(t, f.Next(peertest.Context(t), newStream(t, sys.Devices()[0])))
+	return r, f
+}
+
+// A publisher that dies when it wants to rewrite, and has not begun to, leaves what it
+// announced whole: a generation that was not shown is shown.
+func TestAPublisherThatDiesBeforeItRewrites(t *testing.T) {
+	r, f := comingBack(t)
+	ctx := peertest.Context(t)
+	require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+	require.NoError(t, r.p.Settle(ctx))
+	require.NoError(t, r.p.timeline.stream.Synchronize())
+	r.p.mu.Lock() // as it is while Rewrite waits
+	r.p.rewriting = opening
+	r.p.tellAll()
+	for f := range r.p.followers { // a crash does not tell what Withdraw tells
+		f.on.cutLater(ErrStalled)
+	}
+	r.p.mu.Unlock()
+	require.Eventually(t, func() bool { return f.State() == Stale || f.State() == Ended }, peertest.Guard, time.Millisecond)
+	require.NoError(t, f.Next(ctx))
+	require.EqualValues(t, 2, f.Generation())
+	r.stop()
+}
+
+// A publication that is withdrawn while Rewrite waits is whole.
+func TestAWithdrawWhileRewriteWaits(t *testing.T) {
+	r, f := comingBack(t)
+	ctx := peertest.Context(t)
+	require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+	require.NoError(t, r.p.Settle(ctx))
+	over := make(chan error, 1)
+	go func() { over <- r.p.Rewrite(ctx, RewriteOptions{}) }() // it waits for the stream
+	require.Eventually(t, func() bool { return r.p.Stats().Rewriting }, peertest.Guard, time.Millisecond)
+	require.NoError(t, r.p.Withdraw())
+	require.ErrorIs(t, <-over, cuda.ErrClosed)
+	require.NoError(t, f.Next(ctx))
+	require.EqualValues(t, 2, f.Generation())
+	r.stop()
+}
+
+// A follower that reads, and comes back to a publisher that took the publication over and may
+// be rewriting, shows nothing and says so: nobody waited for it.
+func TestAReaderThatComesBackWhileItIsRewritten(t *testing.T) {
+	for _, same := range []bool{true, false} {
+		r, f := comingBack(t)
+		identity := r.p.identity
+		require.NoError(t, r.l.Close())
+		require.NoError(t, r.server.Close())
+		before := r.array
+		ctx := peertest.Context(t)
+
+		r.start(1)
+		r.p.mu.Lock()
+		if same {
+			r.p.identity = identity
+		}
+		r.p.rewriting = opening
+		r.p.used, r.p.view.generation = 5, 5
+		r.p.tellAll()
+		r.p.mu.Unlock()
+		require.NoError(t, r.p.AwaitFollowers(ctx, 1))
+		if same {
+			require.ErrorIs(t, f.Next(ctx), ErrUnfinished)
+			require.Zero(t, f.Len())
+		} else {
+			briefly, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+			require.ErrorIs(t, f.Next(briefly), peer.ErrTimeout)
+			cancel()
+		}
+		r.p.setRewriting(settled)
+		r.stop()
+		require.NoError(t, before.Close())
+	}
+}
