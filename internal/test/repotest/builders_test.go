@@ -51,7 +51,7 @@ var builders = map[string]string{
 	"handles/publish line.open":          "TestEveryFailureOfOpening",
 	"handles/publish follower.abandon":   "TestEveryFailureOfFollowing",
 	"handles/publish follower.carryOut":  "TestEveryFailureOfFollowing",
-	"handles/publish pageSlot.drop":     "TestEveryFailureOfFollowing",
+	"handles/publish pageSlot.drop":      "TestEveryFailureOfFollowing",
 	"handles/publish dropStream":         "TestWhatAnOperationCannotUndoIsGivenBackLater",
 	"fabric/rendezvous abandonAll":       "TestEveryFailureOfShare",
 	"cmd/libcuvmm entry.newSegment":      "TestSegmentThatFailsIsGivenBack",
