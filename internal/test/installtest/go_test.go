@@ -20,7 +20,7 @@ func TestGoModules(t *testing.T) {
 	if testing.Short() {
 		t.Skip("builds a program that requires a client of etcd")
 	}
-	needsSources(t)
+	needsCgo(t)
 	version, folders := modules(t)
 	proxy := t.TempDir()
 	for module, folder := range folders {
