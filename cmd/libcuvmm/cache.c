@@ -47,6 +47,7 @@ struct cuvmm_cache {
 	// Guarded by the lock.
 	uint32_t held, moving;
 	uint64_t bytes, large_bytes; // that are cached, and of large classes
+	uint64_t large_live;         // bytes of large classes that are live
 	cuvmm_counts counts;
 	struct record *records;
 	uint32_t *buckets;         // room of them, a power of two
@@ -144,6 +145,7 @@ void cuvmm_cache_close(cuvmm_cache *c) {
 	pthread_mutex_unlock(&opening);
 	lock(c);
 	c->held++; // for good
+	c->bytes = c->large_bytes = 0;
 	free(c->records);
 	c->records = NULL;
 	c->room = c->fresh = c->gap = 0;
@@ -152,6 +154,7 @@ void cuvmm_cache_close(cuvmm_cache *c) {
 	for (int i = 0; i < most_streams; i++) {
 		free(c->lists[i]);
 		c->lists[i] = NULL;
+		c->streams[i] = vacant;
 	}
 	unlock(c);
 }
@@ -271,6 +274,11 @@ static inline void count_free(cuvmm_cache *c, uint64_t bytes) {
 	c->counts.blocks--;
 }
 
+// lives counts a block of a large class that is live from now on, or no more.
+static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
+	if (r->size_class >= c->large && r->size_class != CUVMM_NO_CLASS) c->large_live += on ? c->sizes[r->size_class] : -c->sizes[r->size_class];
+}
+
 static inline void push(cuvmm_cache *c, uint32_t i) {
 	struct record *r = &c->records[i];
 	uint32_t *first = &c->lists[r->stream]->first[r->size_class];
@@ -298,6 +306,7 @@ uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream) {
 		if (*first != 0) {
 			struct record *r = pop(c, first);
 			r->state = live;
+			lives(c, r, 1);
 			r->bytes = bytes;
 			count_alloc(c, bytes);
 			ptr = r->ptr;
@@ -305,6 +314,20 @@ uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream) {
 	}
 	unlock(c);
 	return ptr;
+}
+
+int cuvmm_cache_rounds(cuvmm_cache *c) {
+	lock(c);
+	int rounds = c->held == 0 && c->large_live < c->most;
+	unlock(c);
+	return rounds;
+}
+
+uint64_t cuvmm_cache_bytes(cuvmm_cache *c) {
+	lock(c);
+	uint64_t n = c->bytes;
+	unlock(c);
+	return n;
 }
 
 int32_t cuvmm_cache_wants(cuvmm_cache *c, uintptr_t stream, int32_t size_class) {
@@ -324,7 +347,7 @@ int cuvmm_cache_adopt(cuvmm_cache *c, uintptr_t stream, const cuvmm_got *got) {
 	int done = grow(c, 1 + (uint32_t)got->more);
 	if (done) {
 		uint32_t s = got->size_class == CUVMM_NO_CLASS ? no_stream : add_stream(c, stream);
-		insert(c, &got->block, s, s == no_stream ? CUVMM_NO_CLASS : (uint8_t)got->size_class, live);
+		lives(c, &c->records[insert(c, &got->block, s, s == no_stream ? CUVMM_NO_CLASS : (uint8_t)got->size_class, live)], 1);
 		count_alloc(c, got->block.bytes);
 		for (int32_t k = 0; k < got->more; k++) // the stream has a place: cuvmm_cache_wants
 			push(c, insert(c, &got->extra[k], s, (uint8_t)got->size_class, cached));
@@ -340,6 +363,7 @@ int cuvmm_cache_free(cuvmm_cache *c, uintptr_t ptr, uint32_t *passed) {
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		struct record *r = &c->records[i];
+		lives(c, r, 0);
 		if (c->held == 0 && r->size_class != CUVMM_NO_CLASS && c->streams[r->stream] == open_) {
 			count_free(c, r->bytes);
 			r->state = cached;
@@ -357,11 +381,13 @@ int cuvmm_cache_free(cuvmm_cache *c, uintptr_t ptr, uint32_t *passed) {
 
 void cuvmm_cache_passed(cuvmm_cache *c, uint32_t i, int freed) {
 	lock(c);
-	if (freed) {
+	if (c->records == NULL) { // it was the last block, and the pool is closed
+	} else if (freed) {
 		count_free(c, c->records[i].bytes);
 		erase(c, i);
 	} else {
 		c->records[i].state = live;
+		lives(c, &c->records[i], 1);
 	}
 	unlock(c);
 }
@@ -379,6 +405,7 @@ void cuvmm_cache_use(cuvmm_cache *c, uintptr_t ptr) {
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		refer_no_more(c, &c->records[i]);
+		lives(c, &c->records[i], 0);
 		c->records[i].size_class = CUVMM_NO_CLASS;
 	}
 	unlock(c);

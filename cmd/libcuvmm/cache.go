@@ -78,6 +78,10 @@ func (c *cache) Hold(exact bool) (release func()) {
 	return func() { C.cuvmm_cache_release(c.c) }
 }
 
+func (c *cache) Bytes() uint64 { return uint64(C.cuvmm_cache_bytes(c.c)) }
+
+func (c *cache) rounds() bool { return C.cuvmm_cache_rounds(c.c) != 0 }
+
 // GiveLarge leaves what other threads carry to them.
 func (c *cache) GiveLarge() {
 	var room [C.CUVMM_BATCH]C.cuvmm_block

@@ -53,6 +53,13 @@ cuvmm_capturing cuvmm_cache_asks(const cuvmm_cache *c);
 // cuvmm_cache_serve serves a request of a stream that does not capture. 0: the pool does.
 uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream);
 
+// cuvmm_cache_rounds returns whether a large request is to be rounded up to its class: while
+// live blocks of large classes have no more bytes than the cache may keep.
+int cuvmm_cache_rounds(cuvmm_cache *c);
+
+// cuvmm_cache_bytes returns how much the cache keeps.
+uint64_t cuvmm_cache_bytes(cuvmm_cache *c);
+
 // cuvmm_cache_wants returns how many free blocks of a class are to come with a block of the
 // stream. If it is not 0, blocks move until cuvmm_cache_adopt.
 int32_t cuvmm_cache_wants(cuvmm_cache *c, uintptr_t stream, int32_t size_class);
@@ -81,8 +88,8 @@ void cuvmm_cache_use(cuvmm_cache *c, uintptr_t ptr);
 // cuvmm_cache_close_stream keeps nothing for a stream any more that is about to be destroyed.
 void cuvmm_cache_close_stream(cuvmm_cache *c, uintptr_t stream);
 
-// cuvmm_cache_hold makes the cache serve and keep nothing until as many calls of
-// cuvmm_cache_release.
+// cuvmm_cache_hold makes the cache keep nothing that is freed until as many calls of
+// cuvmm_cache_release. The caller drains it.
 void cuvmm_cache_hold(cuvmm_cache *c);
 void cuvmm_cache_release(cuvmm_cache *c);
 

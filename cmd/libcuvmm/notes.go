@@ -17,8 +17,8 @@ package main
 // # What it keeps
 //
 // Blocks of requests up to 256 KiB, which are slots of slabs (vmm/pool/slab.go), and of larger
-// ones up to 4 MiB, which the pool then rounds up by an eighth at most (vmm/pool/front.go): each
-// on a list of its stream and its class.
+// ones up to 4 MiB, which the pool then rounds up by an eighth at most (vmm/pool/front.go), while
+// the live ones have no more than 64 MiB: each on a list of its stream and its class.
 // What is freed on a stream serves the stream's next request at once, whatever the GPU does,
 // since its order is the order of use: as in a shard of the pool. So nothing waits, and a
 // thread may free what another requested. To the pool such a block is live. When it goes back
@@ -42,8 +42,9 @@ package main
 // (Pool.aside, cache.Hold): it passes every call on to the pool, gives back what it has, waits
 // for what other threads carry between the two, and goes on when the holder is done.
 //
-//	a small request that needs a new slab       until it is served: the cache never makes a
-//	                                            pool grow
+//	a small request that needs a new slab       until it is served: so the cache makes the pool
+//	                                            hold no more, but for 8 MiB, which it gets when
+//	                                            that empties it again and again (pool/front.go)
 //	a larger request that nothing free serves   it only gives back its larger blocks, at once
 //	a request that finds no memory              until it is served or refused, before anything is trimmed
 //	Trim, and pressure from outside             until that ends

@@ -210,7 +210,7 @@ func (e *entry) alloc(bytes int, stream uintptr, arena uint64) (b front.Block, c
 			return b, -1, err
 		}
 	}
-	b, class, err = e.behind.Alloc(bytes, s)
+	b, class, err = e.behind.Alloc(bytes, s, e.cache.rounds())
 	if errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget) || errors.Is(err, cuda.ErrOutOfAddressSpace) {
 		e.refused.Add(1)
 		err = e.exhausted(bytes, err)

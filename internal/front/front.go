@@ -22,7 +22,8 @@ type Pool interface {
 	// large classes; and the class of a request by its size in units of 512 bytes, rounded up.
 	Classes() (sizes []uint64, large int, of []uint8)
 	// Alloc is the pool's Alloc. The class is that of the block, or -1 if no cache may keep it.
-	Alloc(bytes int, s *cuda.Stream) (b Block, class int, err error)
+	// A large request has a class only if round is set: it is rounded up.
+	Alloc(bytes int, s *cuda.Stream, round bool) (b Block, class int, err error)
 	// More fills blocks of a class with what the stream has free, and returns how many. They
 	// count as requested with 0 bytes.
 	More(class int, s *cuda.Stream, blocks []Block) int
@@ -41,6 +42,8 @@ type Cache interface {
 	// Hold frees all that the cache has and passes every call on to the pool until release. If
 	// exact is set it also resizes what it served at another size than the pool knows.
 	Hold(exact bool) (release func())
+	// Bytes returns how much it keeps.
+	Bytes() uint64
 	// GiveLarge frees what the cache has of large classes at the moment.
 	GiveLarge()
 	// Counts returns the counts of the blocks that the cache's callers have.

@@ -44,11 +44,11 @@ func (b *behind) Classes() (sizes []uint64, large int, of []uint8) {
 }
 
 // roundUp returns the class of a request, or -1, and makes a request one for all of its class, if that is a large one.
-func (b *behind) roundUp(w *want) (class int) {
+func (b *behind) roundUp(w *want, large bool) (class int) {
 	if w.kind == small {
 		return w.class
 	}
-	if w.bytes > mostKept*b.smallMax {
+	if !large || w.bytes > mostKept*b.smallMax {
 		return -1
 	}
 	class = int(b.keptOf[(w.bytes+quantum-1)/quantum])
@@ -56,14 +56,14 @@ func (b *behind) roundUp(w *want) (class int) {
 	return class
 }
 
-func (b *behind) Alloc(bytes int, s *cuda.Stream) (front.Block, int, error) {
+func (b *behind) Alloc(bytes int, s *cuda.Stream, round bool) (front.Block, int, error) {
 	p := (*Pool)(b)
 	var w want
 	if err := p.want(&w, Request{Bytes: bytes, Stream: s}); err != nil {
 		return front.Block{}, -1, err
 	}
 	exact := w
-	class := b.roundUp(&w)
+	class := b.roundUp(&w, round)
 	got, err := p.allocWant(core.StreamOf(s), &w)
 	if w.size != exact.size && (errors.Is(err, cuda.ErrOutOfMemory) || errors.Is(err, cuda.ErrBudget)) {
 		got, err = p.allocWant(core.StreamOf(s), &exact)
@@ -137,6 +137,28 @@ func (b *behind) NotLive(ptr uint64) error { return notLive(driver.Ptr(ptr)) }
 
 func notLive(ptr driver.Ptr) error {
 	return errs.Invalid("pool.FreePtr", fmt.Sprintf("no live block begins at %v", cuda.Ptr(ptr)), "pass the address that Alloc gave, once")
+}
+
+// The phases of a program request different classes, and a cache that gave everything back
+// whenever one of them lacks a slot would be empty at the next. So after mostEmptied requests
+// for which it gave back what served them, the next one gets a new slab instead, until these
+// are mostSpared bytes.
+const mostEmptied, mostSpared = 16, 8 << 20
+
+// beforeMiss has the cache give back what may serve a request, and for a small one stand aside
+// until back is called. It reports whether it does.
+func (p *Pool) beforeMiss(w *want) (back func(), emptied bool) {
+	c := p.cache.Load()
+	switch {
+	case c == nil || (*c).Bytes() == 0:
+	case w.kind != small:
+		(*c).GiveLarge()
+	case p.emptied.Load() >= mostEmptied && p.spared.Add(p.gran) <= mostSpared:
+		p.emptied.Store(0)
+	default:
+		return (*c).Hold(false), true
+	}
+	return func() {}, false
 }
 
 // aside has the cache in front of the pool, if there is one, free what it has and pass all

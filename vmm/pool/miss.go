@@ -303,11 +303,8 @@ func (p *Pool) giveUpLocked(g *growth) (isLost bool) {
 // so that it does not lack chunks that another miss has gathered; see escalation.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	w := &request // only here does it outlive the call
-	if w.kind == small {
-		defer p.aside(false)() // what a cache keeps comes before a new slab
-	} else if c := p.cache.Load(); c != nil {
-		(*c).GiveLarge()
-	}
+	back, emptied := p.beforeMiss(w)
+	defer back()
 	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	r.lock()
 	defer r.unlock()
@@ -323,12 +320,16 @@ func (p *Pool) miss(sh *shard, request want) (Block, error) {
 	for {
 		sh.settle()
 		if b, ok, err := p.again(sh, w, r.alone); ok || err != nil {
+			if emptied {
+				p.emptied.Add(1)
+			}
 			return b, err
 		}
 		if p.steal(sh, w) || r.alone && p.stealSlab(sh, w) {
 			continue
 		}
 		r.seen, r.pending = p.passes.Load(), p.sys.PendingReclaims() > 0
+		emptied = false // for nothing
 		err := p.provide(sh, w, !r.impatient)
 		if errors.Is(err, errLag) {
 			r.impatient = !r.waiting(r.catchUp)

@@ -56,6 +56,8 @@ type Pool struct {
 	limit    atomic.Uint64
 	history  atomic.Pointer[ring]
 	cache    atomic.Pointer[front.Cache] // in front of the pool; nil for most
+	emptied  atomic.Int64                // requests that what it gave back served; see beforeMiss
+	spared   atomic.Uint64               // bytes of slabs that were made instead
 	kept     []uint64                    // sizes of the classes that it keeps
 	keptOf   []uint8                     // the class, by the size in quanta, rounded up
 	places   atomic.Pointer[[]place]     // regions, and what graphs allocate, by address

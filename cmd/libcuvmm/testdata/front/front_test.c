@@ -287,6 +287,7 @@ static void exact(uint64_t blocks) {
 	for (uint32_t i = 1; i < the_cache->fresh; i++) records += the_cache->records[i].state != unused;
 	for (int i = 0; i < most_streams; i++) referring += the_cache->referring[i];
 	MUST(records == c.blocks && referring <= c.blocks && the_cache->bytes == 0 && the_cache->moving == 0);
+	MUST(blocks > 0 || the_cache->large_live == 0);
 	cuvmm_cache_release(the_cache);
 }
 
@@ -362,7 +363,20 @@ int main(int argc, char **argv) {
 		if (passed_on[i] != 0) release(passed_on[i]);
 	exact(0);
 	printf("%lu requests, of which %lu entered Go or freed there\n", (unsigned long)allocs, (unsigned long)cuvmm_entries());
+	uintptr_t last = alloc(8 * unit, 3);
+	cuvmm_cache_use(the_cache, last);
+	uint32_t passing_now = 0;
+	MUST(cuvmm_cache_free(the_cache, last, &passing_now) == CUVMM_PASS);
 	cuvmm_cache_close(the_cache);
 	MUST(cuvmm_cache_of(number) == NULL);
+	// What is still under way with the closed pool's cache:
+	cuvmm_cache_passed(the_cache, passing_now, 1);
+	MUST(cuvmm_cache_serve(the_cache, 1000, 3) == 0 && cuvmm_cache_wants(the_cache, 3, 0) == 0);
+	MUST(cuvmm_cache_free(the_cache, last, &passing_now) == CUVMM_NOT_LIVE && !cuvmm_cache_find(the_cache, last, &(size_t){0}));
+	MUST(!cuvmm_cache_adopt(the_cache, 3, &(cuvmm_got){.size_class = 0}));
+	cuvmm_cache_use(the_cache, last);
+	cuvmm_cache_close_stream(the_cache, 3);
+	give_large();
+	hold();
 	return 0;
 }
