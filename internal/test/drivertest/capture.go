@@ -205,7 +205,7 @@ var generalMatrix = []matrixCall{
 			return r
 		}
 	}},
-	{"‡ capture info", harmless, nil, func(t *T, s driver.Stream) action {
+	{"capture info", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result {
 			_, _, r := f.StreamGetCaptureInfo(t.ctx, s)
 			return r

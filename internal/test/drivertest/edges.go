@@ -403,7 +403,7 @@ var edges = []Case{
 		},
 	},
 	{
-		Name: "‡ is-capturing and capture info on a thread whose current context is another, of a stream that captures in any mode",
+		Name: "is-capturing and capture info on a thread whose current context is another, of a stream that captures in any mode",
 		Says: "success, and the capture goes on",
 		Run: func(t *T) {
 			other := t.newContext()
