@@ -340,3 +340,44 @@ func TestAPageThatIsRecycledTooEarlyIsNamed(t *testing.T) {
 	}
 	require.ErrorContains(t, m.Close(), "raced", "which fails a test that uses sim.Open")
 }
+
+// Work in a hole is named by range and page, also where a freed page lies under it.
+func TestWorkInAHoleIsNamed(t *testing.T) {
+	for name, row := range map[string]struct {
+		page int
+		ok   bool
+	}{"a hole": {5, false}, "a hole with a freed page": {2, false}, "a page": {3, true}} {
+		t.Run(name, func(t *testing.T) {
+			m, err := sim.New(sim.Options{})
+			require.NoError(t, err)
+			sys, err := m.Open(cuda.Options{})
+			require.NoError(t, err)
+			d := sys.Devices()[0]
+			on, err := d.NewStream(cuda.StreamOptions{})
+			require.NoError(t, err)
+			s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: 8 * sparsePage, Name: "kv"})
+			require.NoError(t, err)
+			require.NoError(t, s.Map(background, on, vmm.Span{First: 2, N: 2}))
+			m.Hold(on.Handle())
+			require.NoError(t, on.Memset(pageAt(s, 2), 1, 100), "behind it the page is freed")
+			require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: 2, N: 1}))
+			m.Release(on.Handle())
+			require.NoError(t, on.Synchronize())
+			err = errors.Join(on.Memset(pageAt(s, row.page), 1, 100), on.Synchronize())
+			if row.ok {
+				require.NoError(t, err)
+			} else {
+				require.Error(t, err)
+				if fault := m.Fault(); fault != "" {
+					require.Contains(t, fault, fmt.Sprintf(`page %d of the sparse range "kv"`, row.page))
+				} else {
+					require.Equal(t, 5, row.page, "the driver refuses what is not mapped at all")
+				}
+			}
+			for _, c := range []closer{s, on, sys} {
+				require.NoError(t, c.Close())
+			}
+			_ = m.Close() // of the context that is lost
+		})
+	}
+}

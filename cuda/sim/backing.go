@@ -227,6 +227,9 @@ func (m *Machine) locate(at site, call driver.Call, addr, n uint64, need driver.
 	if n > ^uint64(0)-addr {
 		return nil, m.illegal(at, call, addr, addr, n, "the addresses end before it does")
 	}
+	if why := m.mustNotUse(span{addr, addr + n}, at.submitted); why != "" {
+		return nil, m.illegal(at, call, addr, addr, n, why)
+	}
 	p := &pins{m: m}
 	next := addr
 	for r := range m.backing.overlapping(addr, addr+n) {

@@ -126,7 +126,8 @@
 // (numbers), physical.go (bytes) and backing.go (what is where), and of
 // folder.go for a machine that processes share; multicast.go are the calls of
 // multicast objects, on top of team.go (the devices and what is bound for them)
-// and multimem.go (what kernels do there); former.go is what was mapped where nothing
+// and multimem.go (what kernels do there); outofuse.go what no work may use although it may
+// be mapped; former.go is what was mapped where nothing
 // is; context.go, stream.go, event.go and engine.go are the work; order.go is what precedes
 // what, and race.go the accesses that nothing orders; module.go and ptx.go
 // are kernels; capture.go and graph.go write it down instead. One lock guards a machine,

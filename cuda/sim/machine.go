@@ -71,6 +71,7 @@ type Machine struct {
 	reserved intervals[*object] // reservations
 	backing  intervals[*backing]
 	former   intervals[former] // mappings that were
+	unused   intervals[outOfUse]
 	system   *backing          // the operating system's memory, where a device pages it
 	leased   intervals[*lease] // addresses of captured allocations
 	engine   engine

@@ -379,6 +379,9 @@ func (r *Range) mapRun(op string, first int, pages []*page) (made []*place, err 
 // begin makes places usable once their pages are there, and zeroed if the source says so.
 func (r *Range) begin(op string, on *cuda.Stream, at []int) error {
 	begun := r.started(at)
+	for first, n := range runs(begun) {
+		r.watched(first, n, true)
+	}
 	var err error
 	if r.source.Zero {
 		on, err = r.zero(op, on, begun)

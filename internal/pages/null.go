@@ -14,6 +14,7 @@ func (r *Range) Cover(op string) error {
 		return err
 	}
 	made[0].Recycle()
+	r.watched(0, len(r.places), true)
 	r.null, r.bare = made[0], newBits(len(r.places))
 	r.setBare(0, len(r.places), true)
 	return r.cover(op, 0, len(r.places))

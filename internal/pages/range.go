@@ -57,6 +57,7 @@ func NewRange(op string, s *Source, d *cuda.Device, res *vrange.Range, access me
 	s.ranges[r] = struct{}{}
 	r.SetLabel(l)
 	s.System().Track(r, life.KindSparse, 0)
+	r.watched(0, n, false)
 	return r, nil
 }
 
@@ -205,6 +206,7 @@ func (r *Range) dismantle(op string, wait bool) error {
 	if err != nil {
 		return err
 	}
+	r.watched(0, len(r.places), true)
 	if err := r.uncovered(op); err != nil {
 		return err
 	}

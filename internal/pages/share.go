@@ -36,6 +36,7 @@ func (r *Range) Share(ctx context.Context, op string, from *Range, spans []Span,
 		if err := r.turn(op, func() error { return r.shareOnce(op, from, at, first) }); err != nil {
 			return err
 		}
+		r.watched(first, len(at), true)
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		for i := range at {

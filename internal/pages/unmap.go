@@ -45,6 +45,7 @@ func (r *Range) free(op string, at []int, lanes []*lane) error {
 			continue // a hole, or a Map of it has not ended
 		}
 		r.live.set(i, false)
+		r.watched(i, 1, false)
 		for _, points := range [][]point{r.copied.after, now} {
 			for _, after := range points {
 				p.add(after)
