@@ -47,8 +47,9 @@ func (s *Source) Check() error {
 			used++
 		}
 	}
-	if used != s.used || len(all) != s.stats.Pages {
-		return fmt.Errorf("%d pages of which %d are used, and the source counts %d and %d", len(all), used, s.stats.Pages, s.used)
+	ending := int(s.ending.Load()) // of a Replace that ended: they come back behind its copy
+	if used != s.used || len(all)+ending != s.stats.Pages {
+		return fmt.Errorf("%d pages of which %d are used, and %d to come back; the source counts %d and %d", len(all), used, ending, s.stats.Pages, s.used)
 	}
 	return nil
 }
