@@ -81,6 +81,26 @@ func TestSharingInPlaceTakesNoCall(t *testing.T) {
 	require.Equal(t, vmm.SparseStats{Pages: 4, Mapped: 4, Shared: 4}, slot.Stats())
 }
 
+// A page that lies freed under two holes goes to one of them alone.
+func TestAPageUnderTwoHoles(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		on := stream(t, d)
+		s := sparse(t, d, 4, vmm.SparseOptions{})
+		require.NoError(t, s.Map(background, on, vmm.Span{First: 0, N: 1}))
+		require.NoError(t, s.Share(background, s, 2, vmm.Span{First: 0, N: 1}))
+		require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: 0, N: 4}))
+		require.NoError(t, s.Map(background, on, vmm.Span{First: 0, N: 3}))
+		for i := range 3 {
+			write(t, on, s, i, uint64(i+1))
+		}
+		for i := range 3 {
+			require.EqualValues(t, i+1, read(t, on, s, i))
+		}
+		require.Equal(t, 3, s.Pages().Stats().Used)
+		require.Zero(t, s.Stats().Shared)
+	})
+}
+
 // A page that is replaced has its bytes, and is written without the others.
 func TestReplacedPages(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {

@@ -197,16 +197,18 @@ func (r *Range) plan(on *lane, at []int) (q request, ok bool) {
 	s := r.source
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	back := map[*page]bool{} // a page that was shared may lie at two of the places
 	for _, i := range at {
 		p := r.places[i]
 		switch {
 		case p == nil:
 			q.holes = append(q.holes, i)
 		case p.live:
-		case p.page.uses == 0 && !p.stuck && !p.page.stuck():
+		case p.page.uses == 0 && !p.page.copied && !p.page.stuck() && !back[p.page]:
 			if p.page.waitsFor(on) != nil {
 				return q, false
 			}
+			back[p.page] = true
 			q.back = append(q.back, p)
 		case !p.passed():
 			return q, false
@@ -355,7 +357,8 @@ func (r *Range) mapRun(op string, first int, pages []*page) (made []*place, err 
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, p := range pages {
-		stuck := err != nil && r.res.Left(uint64(first+i)*s.Page, s.Page) > 0
+		// An earlier failure may have left another page there.
+		stuck := err != nil && r.places[first+i] == nil && r.res.Left(uint64(first+i)*s.Page, s.Page) > 0
 		if err == nil || stuck {
 			at := &place{in: r, at: first + i, page: p, stuck: stuck}
 			if made = append(made, at); stuck {

@@ -14,6 +14,7 @@ type page struct {
 	places     []*place
 	uses       int
 	released   bool  // it was given back
+	copied     bool  // a Replace copies to it, and files it when it ends
 	on         *list // nil while it is in use, or being moved
 	prev, next *page
 }

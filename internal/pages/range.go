@@ -228,7 +228,7 @@ func (s *Source) refile(op string, pages []*page) {
 	s.mu.Lock()
 	for _, p := range pages {
 		switch {
-		case p.uses > 0 || p.on != nil || p.released:
+		case p.uses > 0 || p.on != nil || p.released || p.copied || slices.Contains(gone, p):
 		case len(p.places) == 0 && (p.h.Away() || p.h.Lost() != driver.Success):
 			gone = append(gone, p)
 		default:

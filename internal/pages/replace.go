@@ -46,10 +46,15 @@ func (r *Range) replace(ctx context.Context, op string, on *cuda.Stream, at int)
 			copied.end(op)
 			return err
 		}
+		begun := false
 		err := r.turn(op, func() error {
+			begun = true
 			s.advance()
 			return r.swap(op, p, copied)
 		})
+		if !begun { // a Suspension has begun, and waits for this change
+			copied.end(op)
+		}
 		if !errors.Is(err, errWaits) {
 			return err
 		}
@@ -81,6 +86,7 @@ func (r *Range) forReplace(op string, on *lane, at int) (p *place, own *page, er
 			return err
 		}
 		own = pages[0]
+		own.copied = true
 		return nil
 	})
 	return p, own, err
@@ -141,6 +147,7 @@ func (c *copied) end(op string) {
 		if err := c.unmap(op); err != nil {
 			return err
 		}
+		c.to.copied = false
 		c.s.refile(op, []*page{c.to})
 		return nil
 	})
@@ -189,6 +196,7 @@ func (r *Range) swap(op string, p *place, c *copied) error {
 	s.mu.Lock()
 	p.use(false)
 	s.mu.Unlock()
+	c.to.copied = false
 	made, err := r.exchange(op, p, c.to)
 	if err != nil {
 		s.refile(op, []*page{c.to})
