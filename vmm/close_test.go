@@ -450,7 +450,7 @@ func valuesFor(t testing.TB, w *world) map[reflect.Type]reflect.Value {
 	values := map[reflect.Type]reflect.Value{}
 	for _, v := range []any{
 		1, src.Ptr(), w.s, w.d, make([]byte, 100), make([]uint32, 25), part, words.All(), w.host.All(),
-		vmm.ForkOptions{}, vmm.MoveOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
+		vmm.ForkOptions{}, vmm.MoveOptions{}, vmm.DMABufOptions{}, w.d.Location(), []vmm.Access{{Location: w.d.Location(), Mode: vmm.ReadWrite}}, []*cuda.Stream{w.s},
 		[]vmm.Span{{First: 0, N: 1}}, w.sparse(1),
 		func([]byte) error { t.Fatal("called"); return nil }, func([]uint32) error { t.Fatal("called"); return nil },
 	} {

@@ -42,12 +42,22 @@
 //	}
 //
 // Every other stream that reads is ordered ([Follower.Order]), and then released. A follower that
-// reads on the host calls Next and Release without streams. What reads without either
-// is not waited for.
+// reads on the host calls Next and Release without streams; that hold is the follower's, so one
+// goroutine at a time reads in this way, and calls Next. What reads without either is not
+// waited for, and neither is what a follower reads when it closes: wait for its work first.
 //
-// A publisher may exclude followers that are late ([RewriteOptions.ExcludeAfter]). Whoever
-// may be late, or must not act on a mixture if the publisher dies, asks [Follower.Intact]
-// when the work that read is done, and before it releases. To have a readable version at any time,
+// A publisher may exclude followers that are late ([RewriteOptions.ExcludeAfter]), may die, and
+// may withdraw. So a result counts if [Follower.Intact] says so when the work that read is done, and
+// before the follower releases or closes:
+//
+//	check(follower.Next(ctx, reader))
+//	generation := follower.Generation()
+//	check(use(follower.Array(), reader))
+//	check(reader.Synchronize())
+//	valid := follower.Intact(generation)
+//	check(follower.Release(reader))
+//
+// Followers may skip generations: the last counts. To have a readable version at any time,
 // publish two arrays and rewrite them in turn.
 //
 // # Trust

@@ -292,7 +292,9 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
 // Announcements that arrived before the call are shown in one step: the last generation
-// counts. One that arrives while Next waits is left to the next call. A Next that waits
+// counts. One that arrives while Next waits is left to the next call. A Next that waits for
+// something new first releases what its streams, and the caller of an earlier Next without
+// streams, hold (Release), even if it then times out: order them again to read on. A Next that waits
 // for the publisher's work and times out loses nothing: the next call goes on waiting for
 // the same generation, or shows the last if that is complete. An error is either
 // the reason why that generation could not be shown, and the next may be
@@ -346,7 +348,9 @@ func (f *Follower[T]) Err() error { return f.f.failed() }
 
 // Close ends the follower: it waits for all work that could use the elements (see
 // package vmm) and releases everything. Streams that wait for the publisher go on without
-// its work, and Err then matches [ErrUnfinished]. After an error it may be called again.
+// its work, and Err then matches [ErrUnfinished]. A publisher that rewrites does not wait for
+// what a closing follower reads: wait for that work, and ask Intact, before. After an error
+// it may be called again.
 func (f *Follower[T]) Close() error { return f.f.close() }
 
 // CloseAfter ends the follower at once and releases everything when the work

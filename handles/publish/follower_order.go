@@ -29,6 +29,9 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 		return err
 	}
 	if shown.generation > 0 && !f.beginHold(streams, shown.generation) {
+		if err := f.failed(); err != nil {
+			return err
+		}
 		return errRewriting(op, shown.generation)
 	}
 	return nil

@@ -47,12 +47,17 @@ const (
 // publisher may write them, until the Announce that shows them as a new generation. It waits,
 // on the host and within the context, until every follower has released what it reads
 // (Follower.Release, or its streams' next Next), and from its beginning on no follower begins
-// to read: one that has not begun to read a generation by then reads a later one. Between
+// to read: one that has not begun to read a generation by then reads a later one, so a
+// publisher that rewrites again at once may leave its readers none to begin with. Between
 // Rewrite and Announce no generation can be read: publish two arrays in turn if readers
 // must always have one.
 //
 // Elements that were announced must not be written without Rewrite: followers may be reading
-// them. Elements behind the announced ones may be written at any time.
+// them. Elements behind the announced ones may be written at any time. Rewrite waits for
+// readers and not for writers: order the new writes behind the work of the last Announce, by
+// submitting them to its streams or by events. It knows the followers of this publication
+// alone: memory that another publication, a fork or an export shows as well is not to be
+// rewritten. It may be called before the first Announce, and of no elements.
 //
 // Only Announce ends a rewriting; until then AnnounceRange, Shrink and another Rewrite return
 // cuda.ErrInUse, and so does Announce while Rewrite waits. An Announce that fails leaves it
@@ -61,8 +66,9 @@ const (
 //
 // If the context ends first, Rewrite returns an error that names the followers that it waited
 // for, and nothing may be written: followers go on with what was there, as another generation.
-// Whatever was mapped with Open, and work on a follower's elements that runs on streams which
-// its library was never told of, is not waited for.
+// Not waited for are: readers of what was mapped with Open; work on a follower's elements on
+// streams that its library was never told of; and a follower that closes, even if its
+// streams still read.
 func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	const op = "publish.Publication.Rewrite"
 	if o.ExcludeAfter < 0 {

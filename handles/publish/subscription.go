@@ -251,9 +251,10 @@ func (s *subscription) keepBeyond(w seen) {
 	if torn(s.current()) {
 		s.unfinished = untold
 	}
-	if s.shown = slices.DeleteFunc(s.shown, torn); len(s.shown) == 0 {
-		s.shown = append(s.shown, version{})
+	if torn(s.shown[0]) { // the complete one, to which a follower returns if the others are not
+		s.shown[0] = version{}
 	}
+	s.shown = slices.DeleteFunc(s.shown, torn)
 	s.received = slices.DeleteFunc(s.received, torn)
 	if s.refusal == nil && torn(s.pending) {
 		s.pending = version{}

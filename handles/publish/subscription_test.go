@@ -413,6 +413,23 @@ func TestWhatAFollowerShows(t *testing.T) {
 	}
 }
 
+// A version that ends a rewriting, and is shown while its work is not done, has none before it
+// to return to if the publisher ends.
+func TestAnUnfinishedVersionBehindARewriting(t *testing.T) {
+	for _, grown := range []int{4, 8} {
+		s := newSubscription()
+		s.arrive(version{generation: 1, ordered: 1, length: 4}, 1)
+		require.True(t, s.show(candidate{version: s.pending}, 1))
+		s.arrive(version{generation: 2, ordered: 2, length: grown}, 1)
+		require.True(t, s.show(candidate{version: s.pending}, 1))
+		s.lose(errors.New("gone"), seen{complete: 1, intent: 1, flux: 1})
+		require.Zero(t, s.current())
+		require.ErrorIs(t, s.err(), ErrUnfinished)
+		from, _ := s.heritage(seen{})
+		require.True(t, from.torn)
+	}
+}
+
 // Of a publisher whose work is stalled a bounded number of versions is kept: among them the
 // last that is complete, and the last.
 func TestWhatIsKeptOfAStalledPublisher(t *testing.T) {

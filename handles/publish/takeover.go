@@ -279,9 +279,10 @@ func (f *follower) current() *line {
 
 // TakeOverOptions configure [TakeOver].
 type TakeOverOptions struct {
-	// Incomplete takes memory over that may hold a mixture of generations, open for rewriting:
-	// followers that come back keep it, and show nothing until the caller has written all
-	// elements and called Announce.
+	// Incomplete takes memory over even if it may hold a mixture of generations. It is open for
+	// rewriting then (Stats.Rewriting): followers that come back keep it, and show nothing until
+	// the caller has written all elements and called Announce. Memory that is whole is taken
+	// over as without it: call Rewrite before writing.
 	Incomplete bool
 }
 

@@ -23,6 +23,7 @@ import (
 var sample = app.Sample{
 	Name:  "18-two-tenants",
 	Shows: "processes that hand one GPU to each other, and keep their addresses",
+	Next:  "19-weights: a file of tensors that another process finds by name",
 	Run:   run,
 }
 
