@@ -693,7 +693,9 @@ class Follower(OfProcess):
         self._torn = max([self._torn, *(r.generation for r in self._received if r.generation <= words.flux)])
         if 0 < self._shown[-1].generation <= words.flux:
             self._drop_locked("elements that were shown were being rewritten", why)
-        self._shown = [s for s in self._shown if not 0 < s.generation <= words.flux] or [_Shown(0, 0, 0)]
+        if 0 < self._shown[0].generation <= words.flux:  # the complete one, to which a follower returns if the others are not
+            self._shown[0] = _Shown(0, 0, 0)
+        self._shown = [s for s in self._shown if not 0 < s.generation <= words.flux]
         self._received = [r for r in self._received if r.generation > words.flux]
         if isinstance(self._pending, _Shown) and self._pending.generation <= words.flux:
             self._pending = None

@@ -93,9 +93,10 @@ class Rewriting(GoTest):
                         r.read(1)
                     with concurrent.futures.ThreadPoolExecutor(2) as both:
                         reading = [both.submit(reads, r) for r in readers]
-                        publisher.done("rewrite", TIMES)
-                        for each in reading:
-                            each.result(60)
+                        publisher.start("rewrite", TIMES)
+                        for each in concurrent.futures.as_completed(reading):
+                            each.result()  # the first one that fails, or the publisher would wait for it
+                        self.assertEqual(publisher.read(), "done")
                     self.assertEqual([(r.mixed, r.lost, r.table.generation) for r in readers], [(0, 0, last)] * 2)
                     self.assertGreater(sum(r.reads for r in readers), TIMES // 2)
                 publisher.kill()

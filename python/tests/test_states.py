@@ -443,6 +443,25 @@ class States(DriverTest):
 
         self.following(do, write=True, keep_descriptors=True)
 
+    def test_an_unfinished_generation_behind_a_rewriting(self) -> None:
+        """What ends a rewriting and is not complete has nothing before it to return to."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=10)
+            f.next(timeout=60)
+            f.release()
+            for word in (_page.INTENT, _page.FLUX):
+                p._page.store(word, 1)
+            p.view(generation=2, ordered=2, keep=1, length=10)
+            p._page.store(0, 1)
+            with mock.patch.object(f, "_order_behind"):  # as if a stream waited for them
+                self.assertEqual(f.next(timeout=60), 2)
+            p._conn.close()
+            with self.assertRaisesRegex(cuvmm.UnfinishedError, "discard what was computed"):
+                f.next(timeout=60)
+            self.assertEqual((len(f), f.state, f.error), (0, "stale", None))
+
+        self.following(do, reconnect=True)
+
     def test_what_was_not_opened_for_rewriting_is_shown_although_its_publisher_died(self) -> None:
         def do(p: Publisher, f: cuvmm.Follower) -> None:
             p.view(self.memory, length=10)
