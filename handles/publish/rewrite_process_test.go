@@ -5,6 +5,7 @@ package publish_test
 import (
 	"context"
 	"errors"
+	"io"
 	"math/rand/v2"
 	"testing"
 	"time"
@@ -215,9 +216,12 @@ func TestTwoThatRewriteForEachOther(t *testing.T) {
 	places(t, func(t *testing.T, _ place, d *cuda.Device) {
 		a, b := newRewritten(t, d, 1000), newRewritten(t, d, 1000)
 		ctx := peertest.Context(t)
+		var ends []io.Closer
 		for _, w := range []*rewritten{a, b} {
-			f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+			k := client(t, w.path)
+			f := followed(t, k, d, publish.FollowOptions{})
 			require.NoError(t, f.Next(ctx))
+			ends = append(ends, f, k)
 		}
 		limited := briefly(t)
 		over := make(chan error, 2)
@@ -225,5 +229,10 @@ func TestTwoThatRewriteForEachOther(t *testing.T) {
 		go func() { over <- b.p.Rewrite(limited, publish.RewriteOptions{}) }()
 		require.ErrorIs(t, <-over, peer.ErrTimeout)
 		require.ErrorIs(t, <-over, peer.ErrTimeout)
+		for _, e := range ends {
+			require.NoError(t, e.Close())
+		}
+		// The end of one server finds no session of the other.
+		require.Eventually(t, func() bool { return peer.OpenFDs() == 0 }, peertest.Guard, time.Millisecond)
 	})
 }
