@@ -264,8 +264,8 @@ func TestEveryFailureOfReading(t *testing.T) {
 	})
 }
 
-// Whatever fails in a publisher while it rewrites: until an Announce succeeds nothing is shown.
-// Rewrite itself makes no call of the driver.
+// Whatever fails in a publisher while it rewrites: a Rewrite that fails leaves what was there,
+// and after one that succeeds nothing is shown until an Announce does.
 func TestEveryFailureOfRewriting(t *testing.T) {
 	walkFailures(t, []string{"cuEventDestroy"}, func(t *testing.T, begin func(*sim.Machine), end func()) {
 		ctx := peertest.Context(t)
@@ -287,12 +287,20 @@ func TestEveryFailureOfRewriting(t *testing.T) {
 		require.NoError(t, f.Release())
 
 		begin(m)
-		require.NoError(t, r.p.Rewrite(ctx, RewriteOptions{}))
-		err = s.Memset(r.array.Ptr(), 1, 4)
+		opened := r.p.Rewrite(ctx, RewriteOptions{})
+		if err = opened; err == nil {
+			err = s.Memset(r.array.Ptr(), 1, 4)
+		}
 		if err == nil {
 			err = r.p.Announce(ctx, r.array.Len(), s)
 		}
 		end()
+		if opened != nil {
+			require.False(t, r.p.Stats().Rewriting)
+			require.NoError(t, f.Next(ctx), "the same elements, again")
+			require.NoError(t, f.Release())
+			require.NoError(t, r.p.Rewrite(ctx, RewriteOptions{}))
+		}
 		if err != nil {
 			require.True(t, r.p.Stats().Rewriting)
 			briefly, cancel := context.WithTimeout(ctx, time.Millisecond)

@@ -71,8 +71,8 @@ package publish
 // announcement that waits for it), behind events of the streams that read. Next ends its
 // streams' holds just before it waits, not when something newer is there already: so a
 // follower that the publisher never rewrites under makes these calls only while it has nothing
-// else to do. Rewrite makes no driver call: it polls the words. Nobody's stream waits for a
-// reader.
+// else to do. Rewrite polls the words, and then the timeline, whose end is that of the work
+// behind all announcements. Nobody's stream waits for a reader.
 //
 // What tears is told from what does not by order alone. A publisher stores what it began to
 // rewrite before it returns to its caller, so even if it dies then the words say so. It

@@ -53,9 +53,8 @@ const (
 // must always have one.
 //
 // Elements that were announced must not be written without Rewrite: followers may be reading
-// them. Elements behind the announced ones may be written at any time. Rewrite waits for
-// readers and not for writers: order the new writes behind the work of the last Announce, by
-// submitting them to its streams or by events. It knows the followers of this publication
+// them. Elements behind the announced ones may be written at any time. Rewrite also waits for
+// the work behind the last announcement. It knows the followers of this publication
 // alone: memory that another publication, a fork or an export shows as well is not to be
 // rewritten. It may be called before the first Announce, and of no elements.
 //
@@ -192,22 +191,32 @@ func (p *Publication) readers() (all []*replicator) {
 	return all
 }
 
-// awaitReleased waits until no follower reads, and excludes those that are late.
+// awaitReleased waits until no follower reads, and excludes those that are late. Then it waits
+// for the work behind the last announcement, since the next writes may be on other streams.
 func (p *Publication) awaitReleased(ctx context.Context, op string, o RewriteOptions) error {
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
 	began := time.Now()
 	var reading []*replicator
+	var failed error
 	ok := wait.Poll(both, func() bool {
-		reading = p.readers()
-		if len(reading) > 0 && o.ExcludeAfter > 0 && time.Since(began) >= o.ExcludeAfter {
-			p.exclude(reading, o)
+		if reading = p.readers(); len(reading) > 0 {
+			if o.ExcludeAfter > 0 && time.Since(began) >= o.ExcludeAfter {
+				p.exclude(reading, o)
+			}
 			return false
 		}
-		return len(reading) == 0
+		var written bool
+		written, failed = p.timeline.done()
+		return written || failed != nil
 	})
-	if !ok {
+	switch {
+	case failed != nil:
+		return failed
+	case !ok && len(reading) == 0:
+		return errs.PeerWait(ctx, op, fmt.Sprintf("the work behind the last announcement of %q is not done", p.name), "nothing may be written; rewrite when it is done, or with a longer limit")
+	case !ok:
 		return errs.PeerWait(ctx, op, fmt.Sprintf("%s of %q that did not release what it reads: %v", errs.Count(len(reading), "follower"), p.name, namesOf(reading)),
 			"nothing may be written; have followers call Release when they have read, or exclude late ones (RewriteOptions.ExcludeAfter)")
 	}

@@ -244,6 +244,23 @@ func TestRewriteWaitsForReaders(t *testing.T) {
 	require.NoError(t, h.announce())
 }
 
+// Rewrite waits for the publisher's own work behind the last announcement: the next writes may
+// be on another stream.
+func TestRewriteWaitsForWhatWasAnnounced(t *testing.T) {
+	m, sys := sim.Open(t)
+	w := newRewritten(t, sys.Devices()[0], 1000)
+	require.NoError(t, w.p.Rewrite(peertest.Context(t), publish.RewriteOptions{}))
+	goOn := m.Hold(w.writer.Handle())
+	defer goOn()
+	require.NoError(t, w.write(w.writer))
+	require.NoError(t, w.announce(w.writer))
+	err := w.p.Rewrite(briefly(t), publish.RewriteOptions{})
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	require.ErrorContains(t, err, "behind the last announcement")
+	goOn()
+	require.NoError(t, w.next(peertest.Context(t), publish.RewriteOptions{}, stream(t, w.d)))
+}
+
 // A follower's next Next releases what it read before, and what Next waits for may be the
 // announcement behind the rewriting.
 func TestNextReleasesBeforeItWaits(t *testing.T) {
