@@ -162,7 +162,8 @@ func cuvmm_sim_MemPoolTrimTo(pool C.uintptr_t, _ C.size_t) C.int32_t {
 }
 
 // The attributes of pools that are kept: 1 to 3 say how freed memory is used again, and 4
-// how much stays in the pool. Those that count memory are refused.
+// how much stays in the pool. What counts memory is known of the device's own pool, and
+// refused of others.
 const (
 	firstReuse, lastReuse = 1, 3
 	releaseThreshold      = 4
@@ -172,6 +173,11 @@ const (
 //export cuvmm_sim_MemPoolGetAttribute
 func cuvmm_sim_MemPoolGetAttribute(pool C.uintptr_t, a C.int32_t, to *C.uint64_t) C.int32_t {
 	attribute, value := C.uint32_t(a), unsafe.Pointer(to)
+	if counts := driver.MemPoolAttribute(a); value != nil && (counts == driver.MemPoolReserved || counts == driver.MemPoolUsed) {
+		if of, is := initialPoolOf(pool); is {
+			return countOfPool(of, counts, to)
+		}
+	}
 	return poolAttribute(pool, attribute, value, func(p *memPool) {
 		if attribute == releaseThreshold {
 			*(*uint64)(value) = p.keep
@@ -179,6 +185,34 @@ func cuvmm_sim_MemPoolGetAttribute(pool C.uintptr_t, a C.int32_t, to *C.uint64_t
 			*(*int32)(value) = p.reuse[attribute-firstReuse]
 		}
 	})
+}
+
+// initialPoolOf returns the device whose own pool it is.
+func initialPoolOf(pool C.uintptr_t) (of driver.Device, is bool) {
+	memPools.Lock()
+	defer memPools.Unlock()
+	p := memPools.made[uintptr(pool)]
+	if p == nil || memPools.initial[p.device] != uintptr(pool) {
+		return 0, false
+	}
+	return p.device, true
+}
+
+// countOfPool returns what a device's own pool counts.
+func countOfPool(of driver.Device, a driver.MemPoolAttribute, to *C.uint64_t) C.int32_t {
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	pool, r := d.DeviceGetDefaultMemPool(of)
+	if r != driver.Success {
+		return code(r)
+	}
+	n, r := d.MemPoolGetAttribute(pool, a)
+	if r == driver.Success {
+		*to = C.uint64_t(n)
+	}
+	return code(r)
 }
 
 //export cuvmm_set_pool_attribute
