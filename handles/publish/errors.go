@@ -14,7 +14,7 @@ var (
 	// the follower is closed.
 	ErrWithdrawn = errors.New("withdrawn")
 	// ErrUnfinished: the publisher, the connection or the follower ended before the work
-	// behind an announcement was done.
+	// behind an announcement was done, or while the publisher rewrote the elements.
 	// The elements are no longer shown, and what was computed from them is invalid.
 	ErrUnfinished = errors.New("unfinished generation")
 	// ErrStalled: the publisher lives, and did not finish the work behind an announcement

@@ -76,7 +76,8 @@ type FollowOptions struct {
 // wait for the publisher's work. A publisher that withdraws and lives finishes that work,
 // and the streams wait for it. Elements that were not complete at a release are no longer
 // shown, and Err returns [ErrUnfinished]. Work on them may have read anything, so its
-// results count only if Err does not match ErrUnfinished after that work is done.
+// results count only if Err does not match ErrUnfinished after that work is done; of a
+// publication that is rewritten, only if Intact says so.
 type Follower[T any] struct {
 	f     *follower
 	array *vmm.Array[T]
@@ -236,7 +237,7 @@ func (f *follower) build(op string, page *peer.FD, slot uint32, want wanted) err
 	return err
 }
 
-// openSlot makes the follower's word of the page that the server sent.
+// openSlot makes the follower's slot of the page that the server sent.
 func (k *line) openSlot(op string, d *cuda.Device, page *peer.FD, slot uint32) (*pageSlot, error) {
 	shared, err := k.openPage(op, page, slot)
 	if err != nil {
@@ -292,10 +293,10 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // stream captures a graph it returns cuda.ErrCapturing, without effect.
 //
 // Announcements that arrived before the call are shown in one step: the last generation
-// counts. One that arrives while Next waits is left to the next call. A Next that waits for
-// something new first releases what its streams, and the caller of an earlier Next without
-// streams, hold (Release), even if it then times out: order them again to read on. A Next that waits
-// for the publisher's work and times out loses nothing: the next call goes on waiting for
+// counts. One that arrives while Next waits is left to the next call. If nothing new has
+// arrived, Next first releases what its streams hold, and what an earlier Next without streams
+// holds (Release), and then waits. After a time-out they hold nothing: order the streams again
+// (Order) to read on. A Next that waits for the publisher's work and times out loses nothing: the next call goes on waiting for
 // the same generation, or shows the last if that is complete. An error is either
 // the reason why that generation could not be shown, and the next may be
 // (cuda.ErrCapacity: it does not fit into the reserved range); or no further one comes

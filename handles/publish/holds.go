@@ -14,9 +14,9 @@ import (
 // before they have ended.
 //
 // The two processes agree by words of the follower's slot. The follower writes that it holds,
-// and then looks whether the publisher wants to rewrite that; the publisher writes that it
-// does, and then looks who holds. So at least one of them sees the other. While one hold lasts, others begin
-// and end without any word: that there is one is all that the publisher asks.
+// and then looks whether the publisher wants to rewrite; the publisher writes that it does,
+// and then looks who holds. So at least one of them sees the other. While one hold lasts,
+// others begin and end without writing a word: the publisher asks only whether there is one.
 type holds struct {
 	mu      lock.Mutex[lock.Waiting] // held over the driver calls that end holds
 	streams map[*core.Stream]struct{}

@@ -18,7 +18,7 @@ import (
 // pages are the pages that a server shares with its clients. Each belongs to one
 // session, for the streams of one device: a process that had a page can write it
 // forever, and its writes must never be read for another client. Each follower of the
-// session has a word that no other had, because a follower that left may still write
+// session has a slot that no other had, because a follower that left may still write
 // its own to release its streams.
 //
 // Unregistering a page waits for all work of its context and stalls the launches of
@@ -30,7 +30,7 @@ type pages struct {
 	opened int                      // in all
 	spent  []*page                  // without users
 	stuck  []*page                  // could not be released, or streams may still write them
-	// out counts the words that followers have, or that wait for their streams.
+	// out counts the slots that followers have, or that wait for their streams.
 	out sync.WaitGroup
 	// life is the server's.
 	life *life.Closer
@@ -40,12 +40,12 @@ type page struct {
 	slot *pageSlot // its slot is the next one
 	fd   *peer.FD  // for the session's next follower
 	of   peer.Credentials
-	// users counts the followers that have a word, and the session while it may hand
+	// users counts the followers that have a slot, and the session while it may hand
 	// out further ones. Guarded by the pages' mu.
 	users int
 }
 
-// get returns an unused word of the session's page, which reads 0, with the page's
+// get returns an unused slot of the session's page, whose words read 0, with the page's
 // descriptor for the client. The caller closes the descriptor.
 func (p *pages) get(op string, d *cuda.Device, ss *session) (g *page, w *pageSlot, file *peer.FD, err error) {
 	ss.paging.Lock()
@@ -136,14 +136,14 @@ func (p *pages) leave(g *page) {
 	}
 }
 
-// finish ends the session's use of a page: it hands out no further words.
+// finish ends the session's use of a page: it hands out no further slots.
 func (p *pages) finish(g *page) {
 	_ = g.fd.Close()
 	p.leave(g)
 	p.drop(g)
 }
 
-// put takes a word back that all streams have passed.
+// put takes a slot back that all streams have passed.
 func (p *pages) put(g *page) {
 	defer p.out.Done()
 	p.drop(g)
@@ -183,7 +183,7 @@ func (p *pages) discard(op string, all []*page) error {
 	return errors.Join(errs...)
 }
 
-// retire takes a word back that streams may still write: its page stays until the
+// retire takes a slot back that streams may still write: its page stays until the
 // server closes.
 func (p *pages) retire(g *page) {
 	defer p.out.Done()
@@ -194,7 +194,7 @@ func (p *pages) retire(g *page) {
 	}
 }
 
-// close waits for the words that are out, and unregisters all pages. After an error it
+// close waits for the slots that are out, and unregisters all pages. After an error it
 // may be called again.
 func (p *pages) close(op string) error {
 	p.out.Wait()

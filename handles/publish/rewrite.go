@@ -22,7 +22,7 @@ type RewriteOptions struct {
 	Excluded func(FollowerStats)
 }
 
-// rewriting is whether the elements that were announced may change in place:
+// rewriting says whether the elements that were announced may change in place:
 //
 //	state    means                                           leaves it by                  Announce   AnnounceRange, Shrink, Rewrite
 //	settled  nothing that was announced changes              Rewrite: opening              permitted  permitted
