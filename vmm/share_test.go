@@ -92,6 +92,23 @@ func TestImportedMemoryIsAnOrdinaryBuffer(t *testing.T) {
 	require.ErrorIs(t, gputest.Err(i.AppendUndefined(kib64)), cuda.ErrCapacity)
 }
 
+// Another process's memory is not this one's to take away, and neither is what is named beside it.
+func TestImportedMemoryDoesNotSleep(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	b := w.buffer(2)
+	made, err := share.NewBuffer(testOp, importing(b, kib64, imports(t, b, kib64)))
+	require.NoError(t, err)
+	i := made.(*vmm.Buffer)
+	w.own(i)
+	_, err = vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, b, i)
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "imported")
+	_, err = vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, b, i)
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.Equal(t, "active", vmm.StateOf(b))
+}
+
 func TestReadOnlyImportsStaySo(t *testing.T) {
 	_, d := small(t)
 	b := chunked(t, d, 1)

@@ -297,11 +297,6 @@ func TestSuspendRefusesWhatCannotSleep(t *testing.T) {
 	hold, err := share.Of(w.buffer(1)).Hold(testOp, "publication \"w\"", 10)
 	require.NoError(t, err)
 	published := w.b
-	all := imports(t, b, kib64)
-	madeOf, err := share.NewBuffer(testOp, importing(b, kib64, all))
-	require.NoError(t, err)
-	imported := madeOf.(*vmm.Buffer)
-	w.own(imported)
 	none := func(m ...vmm.Memory) []vmm.Memory { return m }
 	o := vmm.SuspendOptions{}
 	for name, c := range map[string]struct {
@@ -318,7 +313,6 @@ func TestSuspendRefusesWhatCannotSleep(t *testing.T) {
 		"closed":      {none(b, closedOne), cuda.ErrClosed, "closed"},
 		"foreign":     {none(b, other.buffer(1)), cuda.ErrForeign, "another System"},
 		"published":   {none(b, published), cuda.ErrInUse, "publication \"w\""},
-		"imported":    {none(b, imported), cuda.ErrNotSupported, "imported"},
 	} {
 		_, err := vmm.Suspend(w.ctx(), o, c.m...)
 		require.ErrorIs(t, err, c.kind, name)
