@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"os"
 	"reflect"
 	"slices"
 	"sync"
@@ -48,6 +49,7 @@ type world struct {
 	// ranges have their pages from one source.
 	ranges []*vmm.Sparse
 	pages  *vmm.Pages
+	budget *cuda.Budget
 	// struck are the calls that were made to fail, where that is certain.
 	struck []string
 	async  bool
@@ -143,6 +145,7 @@ type view struct {
 	buffers []vmm.BufferStats
 	content []uint32 // checksums
 	access  [][2]driver.AccessFlags
+	charged int // to the budget
 }
 
 // look waits for the streams and takes a view.
@@ -191,6 +194,12 @@ func (w *world) look() view {
 	for _, m := range w.maps {
 		grants(m.Ptr())
 	}
+	for _, s := range w.ranges {
+		grants(s.Ptr())
+	}
+	if w.budget != nil {
+		v.charged = w.budget.Stats().Committed
+	}
 	return v
 }
 
@@ -226,9 +235,12 @@ type scenario struct {
 	// writes: it writes to memory that is in use, which a failure may leave
 	// half written.
 	writes bool
-	// async: the reclaimer's goroutine works beside it, so the order of the
+	// async: other goroutines work beside it, as the reclaimer's does, so the order of the
 	// calls is not the same each time, and which ones were struck not certain.
 	async bool
+	// many: it makes so many calls that of the second failures only some are tried, unless
+	// CUVMM_KILL_ROUNDS is set.
+	many bool
 }
 
 // both gives the devices their access.
@@ -405,6 +417,17 @@ var scenarios = []scenario{
 	{name: "Resume of what was dropped", writes: true, setup: func(w *world) {
 		w.family()
 		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Keep: vmm.Drop}))
+	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
+	{name: "Suspend of everything", async: true, many: true, setup: (*world).household, op: func(w *world) error {
+		return w.suspendFamily(vmm.SuspendOptions{TrimPools: true})
+	}},
+	{name: "Resume of everything", async: true, many: true, setup: func(w *world) {
+		w.household()
+		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{}))
+	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
+	{name: "Resume of everything from a source", async: true, many: true, setup: func(w *world) {
+		w.household()
+		require.NoError(w.t, w.suspendFamily(vmm.SuspendOptions{Source: uploads{}}))
 	}, op: func(w *world) error { return w.sleep.Resume(w.ctx()) }},
 	{name: "NewPages", op: func(w *world) error {
 		p, err := vmm.NewPages(w.d, vmm.PagesOptions{})
@@ -607,12 +630,37 @@ func (w *world) family() {
 	w.mappings(1, both(w, vmm.ReadWrite)...)
 }
 
+// household makes a family with memory of every kind beside it: a buffer in a budget, one of the other
+// device, and pages.
+func (w *world) household() {
+	w.family()
+	w.budget = cuda.NewBudget(64*kib64, cuda.BudgetOptions{Name: "household"})
+	for _, d := range []*cuda.Device{w.d, w.peer} {
+		b, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Budget: w.budget})
+		require.NoError(w.t, err)
+		w.own(b)
+		w.buffers = append(w.buffers, b)
+		require.NoError(w.t, gputest.Err(b.Append(nil, pattern(kib64, 6))))
+	}
+	w.sparse(2)
+}
+
+// uploads is a Source that fills memory by one copy.
+type uploads struct{}
+
+func (uploads) Fill(_ context.Context, s *cuda.Stream, _ vmm.Memory, at cuda.Ptr, n int) error {
+	return s.Upload(at, pattern(n, 3))
+}
+
 func (w *world) memories() (all []vmm.Memory) {
 	for _, b := range w.buffers {
 		all = append(all, b)
 	}
 	for _, m := range w.maps {
 		all = append(all, m)
+	}
+	for _, s := range w.ranges {
+		all = append(all, s)
 	}
 	return all
 }
@@ -742,7 +790,11 @@ func (sc scenario) walk(t *testing.T, k, parts int, clean []string, before, afte
 	if sc.run(t, blow{k, parts, -1}, clean, before, after) == 0 {
 		return false
 	}
-	for j := 0; sc.run(t, blow{k, parts, j}, clean, before, after) == 2; j++ {
+	stride := 1
+	if sc.many && os.Getenv("CUVMM_KILL_ROUNDS") == "" {
+		stride = 31
+	}
+	for j := (k + parts) % stride; sc.run(t, blow{k, parts, j}, clean, before, after) == 2; j += stride {
 	}
 	return true
 }
