@@ -39,7 +39,7 @@ func TestSparseRangesInASnapshot(t *testing.T) {
 
 	tagged := vmm.Tagged(sys, "llm")
 	require.Len(t, tagged, 1)
-	require.Equal(t, s.Ptr(), tagged[0].Ptr())
+	require.Equal(t, s.Ptr(), tagged[0].(*vmm.Sparse).Ptr())
 	z, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, tagged...)
 	require.NoError(t, err)
 	require.Equal(t, 5, s.Stats().Suspended)

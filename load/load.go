@@ -291,7 +291,11 @@ func (s *source) Fill(ctx context.Context, on *cuda.Stream, mem vmm.Memory, at c
 		return err
 	}
 	defer s.m.leave()
-	base := int(at - mem.Ptr())
+	of, ok := mem.(interface{ Ptr() cuda.Ptr })
+	if !ok {
+		return errs.Invalid(op, "memory whose bytes have no order", "suspend the layout's own buffer with this source, and a pool by itself")
+	}
+	base := int(at - of.Ptr())
 	if n = min(n, s.bytes-base); n <= 0 {
 		return nil
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -19,7 +20,10 @@ type sleepingBuffer struct{ *buffer }
 func (b sleepingBuffer) Status() *suspend.Status { return &b.status }
 func (b sleepingBuffer) Device() *cuda.Device    { return b.dev }
 func (b sleepingBuffer) Base() driver.Ptr        { return b.res.Base }
-func (b sleepingBuffer) Size() uint64            { return b.res.Size }
+func (b sleepingBuffer) Kept() []bulk.Segment    { return nil }
+func (b sleepingBuffer) Addresses() []bulk.Segment {
+	return []bulk.Segment{{Ptr: b.res.Base, Bytes: b.res.Size}}
+}
 func (b sleepingBuffer) What() string {
 	return fmt.Sprintf("the %s at %#x", b.Title(), uint64(b.res.Base))
 }
@@ -93,13 +97,16 @@ type sleepingMapping struct{ *mapping }
 
 func (m sleepingMapping) Status() *suspend.Status { return &m.status }
 func (m sleepingMapping) Base() driver.Ptr        { return m.Ptr() }
-func (m sleepingMapping) Size() uint64            { return m.Memory.Size }
-func (m sleepingMapping) Used() uint64            { return m.Memory.Size }
-func (m sleepingMapping) What() string            { return fmt.Sprintf("the mapping at %#x", uint64(m.Ptr())) }
-func (m sleepingMapping) System() *core.System    { return m.Range.System() }
-func (m sleepingMapping) Closed() bool            { return m.closer.Closed() }
-func (m sleepingMapping) Release()                { m.closer.Release() }
-func (m sleepingMapping) AddTo(*core.Fence)       {}
+func (m sleepingMapping) Kept() []bulk.Segment    { return nil }
+func (m sleepingMapping) Addresses() []bulk.Segment {
+	return []bulk.Segment{{Ptr: m.Ptr(), Bytes: m.Memory.Size}}
+}
+func (m sleepingMapping) Used() uint64         { return m.Memory.Size }
+func (m sleepingMapping) What() string         { return fmt.Sprintf("the mapping at %#x", uint64(m.Ptr())) }
+func (m sleepingMapping) System() *core.System { return m.Range.System() }
+func (m sleepingMapping) Closed() bool         { return m.closer.Closed() }
+func (m sleepingMapping) Release()             { m.closer.Release() }
+func (m sleepingMapping) AddTo(*core.Fence)    {}
 
 // Changes of a mapping are changes of its range, which pauses it.
 func (m sleepingMapping) Lock()   {}

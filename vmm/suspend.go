@@ -21,13 +21,9 @@ import (
 
 type sealedMemory = suspend.Sealed
 
-// Memory is what can be suspended: a Buffer, an Array, a Mapping or a Sparse. Only this library
-// implements it.
-type Memory interface {
-	sealedMemory
-	// Ptr returns the address of the first byte, fixed for life.
-	Ptr() cuda.Ptr
-}
+// Memory is what can be suspended: a Buffer, an Array, a Mapping, a Sparse, or a pool.Pool. Only
+// this library implements it.
+type Memory interface{ sealedMemory }
 
 // Keep says what becomes of the bytes of suspended memory.
 type Keep uint8
@@ -65,7 +61,8 @@ type SuspendOptions struct {
 type Source interface {
 	// Fill writes n bytes at an address, which are a part of m, as work on the stream, or
 	// returns when it has written them. Resume calls it for each run of memory that comes
-	// back, up to the bytes in use, and then waits for the stream. Operations of m itself
+	// back, up to the bytes in use, and of a pool for each run of live blocks (Pool.Find names
+	// the one at an address), and then waits for the stream. Operations of m itself
 	// still return ErrSuspended: Fill uses the address, which raw work of other goroutines can
 	// use as well while Fill runs. m is the object as it was named. Memory that several share is
 	// filled once, through the first of them that is resumed. Fill must not resume, suspend or
@@ -74,19 +71,24 @@ type Source interface {
 	Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error
 }
 
-// SourceAt is a Source for one object, whose byte i is byte i of the reader.
+// SourceAt is a Source for objects whose byte i is byte i of the reader. The blocks of a pool
+// have no such order, so that it returns ErrInvalidArgument for one.
 func SourceAt(r io.ReaderAt) Source { return readerSource{r} }
+
+// ordered is memory whose bytes have an order, from an address on that is fixed for life.
+type ordered interface{ Ptr() cuda.Ptr }
 
 type readerSource struct{ r io.ReaderAt }
 
 func (f readerSource) Fill(ctx context.Context, s *cuda.Stream, m Memory, at cuda.Ptr, n int) error {
+	base := m.(ordered).Ptr() // resolve has checked that it is
 	piece := make([]byte, min(n, ioBytes))
 	for done := 0; done < n; {
 		if err := context.Cause(ctx); err != nil {
 			return err
 		}
 		part := piece[:min(n-done, len(piece))]
-		if got, err := f.r.ReadAt(part, int64(at-m.Ptr())+int64(done)); got < len(part) {
+		if got, err := f.r.ReadAt(part, int64(at-base)+int64(done)); got < len(part) {
 			if err == nil || err == io.EOF {
 				err = io.ErrUnexpectedEOF
 			}
@@ -206,8 +208,15 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	if o.Keep > Drop {
 		return suspend.Options{}, errs.Invalid(op, o.Keep.String(), "use KeepHost or Drop")
 	}
-	if s, ok := o.Source.(readerSource); ok && s.r == nil {
-		return suspend.Options{}, errs.Invalid(op, "SourceAt of a nil reader", "pass a reader, or nil for Source")
+	if s, ok := o.Source.(readerSource); ok {
+		if s.r == nil {
+			return suspend.Options{}, errs.Invalid(op, "SourceAt of a nil reader", "pass a reader, or nil for Source")
+		}
+		for _, m := range all {
+			if _, ok := m.(ordered); !ok {
+				return suspend.Options{}, errs.Invalid(op, "SourceAt for "+suspend.Of(m).What()+", whose bytes have no order", "keep its bytes, or write a Source that knows the blocks by their addresses")
+			}
+		}
 	}
 	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Lack: lackOf}
 	if o.TrimPools {
@@ -283,8 +292,8 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 // memory was resumed which the driver had not taken.
 func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
-// Tagged returns the buffers and sparse ranges of a System that have the tag and are open, to
-// suspend or resume them together. An array is its Buffer.
+// Tagged returns the buffers, sparse ranges and pools of a System that have the tag and are open,
+// to suspend or resume them together. An array is its Buffer.
 func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 	if sys == nil {
 		return nil
@@ -301,6 +310,10 @@ func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 		case *pages.Range:
 			if !m.Closed() {
 				all = append(all, publicSparse(m, &Pages{s: m.Source(), dev: m.Device()}))
+			}
+		case suspend.Listed:
+			if in := m.Memory(); in != nil {
+				all = append(all, in)
 			}
 		}
 	})

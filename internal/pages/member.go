@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/suspend"
@@ -28,6 +29,14 @@ func (r *Range) Base() driver.Ptr { return r.res.Base }
 
 // Size returns the size of the range in bytes.
 func (r *Range) Size() uint64 { return r.res.Size }
+
+// Addresses implements suspend.Member.
+func (r *Range) Addresses() []bulk.Segment {
+	return []bulk.Segment{{Ptr: r.res.Base, Bytes: r.res.Size}}
+}
+
+// Kept implements suspend.Member: all bytes of the pages count.
+func (r *Range) Kept() []bulk.Segment { return nil }
 
 // Used implements suspend.Member: pages have no order, so that all are in use.
 func (r *Range) Used() uint64 { return r.res.Size }

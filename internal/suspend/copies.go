@@ -29,7 +29,7 @@ func (s *Suspension) save(ctx context.Context, op string, chunks []*chunk, wait 
 		return err
 	}
 	for _, c := range chunks {
-		if c.kept.backing.Pinned() < c.kept.bytes {
+		if c.kept != nil && c.kept.backing.Pinned() < c.kept.bytes {
 			// Pinning takes longer than the copies, and the next time there is none.
 			return s.copyOut(ctx, op, chunks, new(core.Rate), nil)
 		}

@@ -14,6 +14,13 @@ func Hold(m Member) Holder { return Holder{m} }
 
 func (h *Holder) member() Member { return h.m }
 
+// Listed is what packages above vmm put into the System's list of live objects for memory that
+// can be suspended.
+type Listed interface {
+	// Memory returns what the user has, or nil once it is closed.
+	Memory() Sealed
+}
+
 // Of looks inside. It returns nil for a nil value, a nil pointer, and one that no function
 // made.
 func Of(s Sealed) Member {

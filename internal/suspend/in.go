@@ -91,7 +91,7 @@ func (s *Suspension) resume(ctx context.Context, op string, members []Member) er
 	for _, p := range places {
 		s.sys.RemoveSuspended(p.sleep) // also if Fill had them awake
 		if err != nil {
-			s.sys.AddSuspended(p.m.Base(), p.m.Size(), p.sleep)
+			p.addAddresses()
 			p.m.Step(func() { p.step(undone) })
 		} else {
 			p.m.Step(func() { p.step(done) })
@@ -136,7 +136,9 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 	s.mu.Lock()
 	for _, b := range back.chunks {
 		if c := s.chunks[b.h]; c != nil {
-			b.at, b.kept, b.off = b.maps[0], c.kept, c.off
+			if b.at, b.kept, b.off = b.maps[0], c.kept, c.off; b.kept != nil {
+				b.parts = c.parts // the member may have fewer by now
+			}
 			lost, come = append(lost, c), append(come, b)
 		}
 	}
@@ -300,24 +302,35 @@ func (s *Suspension) reach(c *chunk, m *vrange.Mapping) (none driver.Location) {
 	return none
 }
 
-// refill has the source write the bytes of chunks that come back.
+// filling is bytes of a member that a source writes.
+type filling struct {
+	p    *place
+	at   driver.Ptr
+	size uint64
+}
+
+// refill has the source write the bytes of chunks that come back, each run of them at once.
 func (s *Suspension) refill(ctx context.Context, op string, come []*chunk) error {
-	for len(come) > 0 {
-		p, m := come[0].first, come[0].at
-		s.sys.RemoveSuspended(p.sleep) // Fill writes there
-		at, size := m.Ptr(), m.Memory.Size
-		n := 1
-		for n < len(come) && come[n].first == p && come[n].at.Ptr() == at+driver.Ptr(size) {
-			size += come[n].size
-			n++
+	var all []filling
+	for _, c := range come {
+		end := uint64(c.first.m.Base()) + c.first.m.Used()
+		for _, p := range c.parts {
+			at := c.at.Ptr() + driver.Ptr(p.off)
+			if uint64(at) >= end {
+				break
+			}
+			size := min(p.size, end-uint64(at))
+			if n := len(all); n > 0 && all[n-1].p == c.first && all[n-1].at+driver.Ptr(all[n-1].size) == at {
+				all[n-1].size += size
+			} else {
+				all = append(all, filling{c.first, at, size})
+			}
 		}
-		come = come[n:]
-		end := uint64(p.m.Base()) + p.m.Used()
-		if end <= uint64(at) {
-			continue
-		}
-		if err := s.o.Fill(ctx, p.m, at, min(size, end-uint64(at))); err != nil {
-			return fmt.Errorf("%s: filling %s: %w", op, p.m.What(), err)
+	}
+	for _, f := range all {
+		s.sys.RemoveSuspended(f.p.sleep) // Fill writes there
+		if err := s.o.Fill(ctx, f.p.m, f.at, f.size); err != nil {
+			return fmt.Errorf("%s: filling %s: %w", op, f.p.m.What(), err)
 		}
 	}
 	return nil

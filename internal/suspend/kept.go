@@ -29,6 +29,9 @@ func (s *Suspension) reserve(ctx context.Context, op string, chunks []*chunk) er
 	}
 	all := map[key]*kept{}
 	for _, c := range chunks {
+		if len(c.parts) == 0 {
+			continue
+		}
 		m, dev, err := c.reader(op)
 		if err != nil {
 			return err
@@ -38,7 +41,7 @@ func (s *Suspension) reserve(ctx context.Context, op string, chunks []*chunk) er
 			all[k] = &kept{dev: dev}
 		}
 		c.at, c.kept, c.off = m, all[k], all[k].bytes
-		c.kept.bytes += c.size
+		c.kept.bytes += c.bytes()
 		c.kept.chunks++
 	}
 	for _, k := range all {

@@ -5,6 +5,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/bulk"
+	"github.com/cuvmm/cuvmm/internal/driver"
 )
 
 // A lane is the chunks whose bytes one device copies, in that order. Two goroutines go along it:
@@ -68,9 +69,11 @@ func (l *lane) add(c *chunk) {
 			n++
 		}
 		r := &l.runs[n-1]
-		r.segments = append(r.segments, bulk.Segment{Ptr: c.at.Ptr(), Bytes: c.size})
-		r.to += c.size
-		l.bytes += c.size
+		for _, p := range c.parts {
+			r.segments = append(r.segments, bulk.Segment{Ptr: c.at.Ptr() + driver.Ptr(p.off), Bytes: p.size})
+		}
+		r.to += c.bytes()
+		l.bytes += c.bytes()
 	}
 	n := len(l.groups)
 	if n == 0 || l.groups[n-1].full() {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/vrange"
@@ -18,8 +19,8 @@ type Member interface {
 	System() *core.System
 	Device() *cuda.Device
 	Base() driver.Ptr
-	// Size is how many bytes from Base on are the member's.
-	Size() uint64
+	// Addresses returns the member's addresses. They do not change while it sleeps.
+	Addresses() []bulk.Segment
 	// What names the member in errors and reports.
 	What() string
 
@@ -46,4 +47,7 @@ type Member interface {
 	// many of its first bytes are in use. The member is locked.
 	Mappings() []*vrange.Mapping
 	Used() uint64
+	// Kept returns the bytes that count, in the order of their addresses, and nil if all do. The
+	// others are undefined after Resume. The member is locked.
+	Kept() []bulk.Segment
 }

@@ -4,8 +4,10 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sort"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -24,7 +26,8 @@ type chunk struct {
 	maps  []*vrange.Mapping
 	// stays says why the memory is not taken. It stays mapped, and nothing is kept of it.
 	stays string
-	kept  *kept  // its bytes, in host memory; nil if they are not kept
+	parts []part // its bytes that count
+	kept  *kept  // which has them, in host memory; nil if they are not kept
 	off   uint64 // where in it
 	// at is the mapping through which the bytes are copied, or filled.
 	at *vrange.Mapping
@@ -33,6 +36,35 @@ type chunk struct {
 	// owed: the driver refused to unmap or to release it, which the System's leftovers try
 	// again.
 	owed error
+}
+
+// part is bytes of a chunk, from an offset on.
+type part struct{ off, size uint64 }
+
+// bytes returns how many bytes of the chunk count.
+func (c *chunk) bytes() (n uint64) {
+	for _, p := range c.parts {
+		n += p.size
+	}
+	return n
+}
+
+// partsOf returns the parts of a mapping that are among what is kept of its member.
+func partsOf(m *vrange.Mapping, kept []bulk.Segment) (parts []part) {
+	if kept == nil {
+		return []part{{0, m.Memory.Size}}
+	}
+	from, to := m.Ptr(), m.Ptr()+driver.Ptr(m.Memory.Size)
+	i := sort.Search(len(kept), func(i int) bool { return kept[i].Ptr+driver.Ptr(kept[i].Bytes) > from })
+	var within []bulk.Segment
+	for ; i < len(kept) && kept[i].Ptr < to; i++ {
+		at, end := max(kept[i].Ptr, from), min(kept[i].Ptr+driver.Ptr(kept[i].Bytes), to)
+		within = append(within, bulk.Segment{Ptr: at, Bytes: uint64(end - at)})
+	}
+	for _, s := range bulk.Join(within, bulk.WorthJoining) {
+		parts = append(parts, part{uint64(s.Ptr - from), s.Bytes})
+	}
+	return parts
 }
 
 // plan is what becomes of the named members' memory.
@@ -81,10 +113,11 @@ func ranges(chunks []*chunk, reach func(*chunk, *vrange.Mapping) driver.Location
 func newPlan(places []*place) *plan {
 	p := &plan{byName: map[*phys.Handle]*chunk{}}
 	for _, at := range places {
+		kept := at.m.Kept()
 		for _, m := range at.m.Mappings() {
 			c := p.byName[m.Memory]
 			if c == nil {
-				c = &chunk{h: m.Memory, size: m.Memory.Size, first: at}
+				c = &chunk{h: m.Memory, size: m.Memory.Size, first: at, parts: partsOf(m, kept)}
 				p.byName[m.Memory] = c
 				p.chunks = append(p.chunks, c)
 			}
@@ -185,7 +218,7 @@ func report(places []*place, chunks []*chunk, given func(*chunk) (yes bool, not 
 			held.Asked += c.size
 			yes, not := given(c)
 			if c.kept != nil {
-				r.Host += c.size
+				r.Host += c.bytes()
 			}
 			if yes {
 				held.Given += c.size
@@ -261,7 +294,7 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 	r := report(places, p.chunks, func(c *chunk) (bool, reason) { return c.stays == "", reason{c.stays, c.stays} })
 	if o.Keep {
 		for _, c := range p.going() {
-			r.Host += c.size
+			r.Host += c.bytes()
 		}
 	}
 	return r, nil

@@ -79,10 +79,17 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 			s.giveUp(s.asked[:i])
 			return nil, err
 		}
-		s.sys.AddSuspended(p.m.Base(), p.m.Size(), p.sleep)
+		p.addAddresses()
 	}
 	s.sys.Track(s, life.KindSuspension, 0)
 	return s, nil
+}
+
+// addAddresses has work on the member's addresses refused.
+func (p *place) addAddresses() {
+	for _, a := range p.m.Addresses() {
+		p.of.sys.AddSuspended(a.Ptr, a.Bytes, p.sleep)
+	}
 }
 
 // giveUp lets members go on that began to be suspended.
@@ -152,7 +159,7 @@ func (s *Suspension) resize() {
 	s.mu.Lock()
 	for _, c := range s.chunks {
 		if c.kept != nil {
-			host += c.size
+			host += c.bytes()
 		}
 	}
 	s.mu.Unlock()
