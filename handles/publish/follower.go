@@ -192,6 +192,9 @@ func (f *follower) update(a arrival) {
 		return
 	}
 	err := f.carryOut(a)
+	if err == nil && a.last && !a.over {
+		f.holdEarly(a.generation)
+	}
 	f.arrived(a.update, err)
 	runtime.Gosched() // to the caller of Next: the publisher is in no hurry
 	if err := f.k.conn.Send(f.k.ctx, pack(f.replica.finish(f.token, err))); err != nil && !errors.Is(err, peer.ErrGone) {

@@ -2,6 +2,7 @@ package publish
 
 import (
 	"context"
+	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -24,11 +25,14 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		return f.notNext(ctx, op)
 	}
 	defer f.nexts.Give()
-	for released := false; ; {
-		f.mu.Lock()
-		c, err := f.sub.next(f.slot.seen(), f.onHost(streams))
-		changed := f.changed
-		f.mu.Unlock()
+	err = f.nextInTurn(ctx, op, streams)
+	return errors.Join(err, f.endNext(op, err == nil && len(streams) > 0))
+}
+
+// nextInTurn is next for the one caller at a time that has nexts.
+func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.Stream) error {
+	for waits := false; ; {
+		c, changed, err := f.candidate(streams)
 		switch {
 		case err != nil:
 			f.awaitEnd(ctx)
@@ -39,12 +43,14 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 				return err
 			}
 			continue
-		case !released:
-			// Before the wait, because the publisher may wait for it before it announces anything.
+		case !waits:
+			// The holds end before the wait, because the publisher may wait for that before it
+			// announces anything. By then it is noted that this call waits.
+			f.noteWaiting()
 			if err := f.endHolds(op, streams, true); err != nil {
 				return err
 			}
-			released = true
+			waits = true
 		}
 		select {
 		case <-changed:
@@ -54,6 +60,17 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 			return f.notNext(ctx, op)
 		}
 	}
+}
+
+// candidate returns what there is to show, or else what tells of a change. An early hold of
+// what arrives later begins before that change.
+func (f *follower) candidate(streams []*cuda.Stream) (c candidate, changed <-chan struct{}, err error) {
+	f.holds.mu.Lock()
+	defer f.holds.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c, err = f.sub.next(f.seenByNext(), f.onHost(streams))
+	return c, f.changed, err
 }
 
 func (f *follower) notNext(ctx context.Context, op string) error {

@@ -13,6 +13,11 @@ import (
 // Order ordered, and the caller of a Next without streams. The publisher rewrites nothing
 // before they have ended.
 //
+// A Next that waits holds nothing, and the publisher may rewrite again before its goroutine runs.
+// So the goroutine that maps what arrives begins a hold for it, before it acknowledges, which is
+// what Rewrite waits for. That early hold permits Next to show what the publisher wants to
+// rewrite, and ends with the call.
+//
 // The two processes agree by words of the follower's slot. The follower writes that it holds,
 // and then looks whether the publisher wants to rewrite; the publisher writes that it does,
 // and then looks who holds. So at least one of them sees the other. While one hold lasts,
@@ -21,6 +26,8 @@ type holds struct {
 	mu      lock.Mutex[lock.Waiting] // held over the driver calls that end holds
 	streams map[*core.Stream]struct{}
 	caller  bool
+	// awaiting says that a Next waits, and early that a hold was begun for it.
+	awaiting, early bool
 	// number is that of the last hold that began while there was none, told the one that
 	// the released word reads, or will read when the work of the streams is done.
 	number, told uint64
@@ -33,25 +40,25 @@ func (h *holds) any() bool {
 			delete(h.streams, s)
 		}
 	}
-	return h.caller || len(h.streams) > 0
+	return h.caller || h.early || len(h.streams) > 0
+}
+
+// wanted returns the last generation that is not to be shown: one that the publisher wants to
+// rewrite, or, if it waits for an early hold, one that it began to rewrite.
+func (h *holds) wanted(w *pageSlot) uint64 {
+	if h.early {
+		return w.word(fluxWord).Load()
+	}
+	return w.word(intentWord).Load()
 }
 
 // begin lets the streams hold a generation, or without streams the caller. It returns false,
 // without effect, if the publisher lives and wants to rewrite that.
 func (h *holds) begin(w *pageSlot, lives bool, streams []*cuda.Stream, generation uint64) bool {
-	fresh := !h.any()
-	if fresh {
-		h.number++
-		w.word(heldWord).Store(h.number)
-	}
-	if lives && w.word(intentWord).Load() >= generation {
-		if fresh {
-			h.number--
-			w.word(heldWord).Store(h.number)
-		}
+	if !h.enter(w, lives, generation) {
 		return false
 	}
-	h.caller = len(streams) == 0
+	h.caller = h.caller || len(streams) == 0
 	for _, s := range streams {
 		if h.streams == nil {
 			h.streams = map[*core.Stream]struct{}{}
@@ -61,10 +68,28 @@ func (h *holds) begin(w *pageSlot, lives bool, streams []*cuda.Stream, generatio
 	return true
 }
 
+// enter tells the publisher that there is a hold of a generation. It returns false, without
+// effect, if the publisher lives and wants to rewrite that.
+func (h *holds) enter(w *pageSlot, lives bool, generation uint64) bool {
+	fresh := !h.any()
+	if fresh {
+		h.number++
+		w.word(heldWord).Store(h.number)
+	}
+	if lives && h.wanted(w) >= generation {
+		if fresh {
+			h.number--
+			w.word(heldWord).Store(h.number)
+		}
+		return false
+	}
+	return true
+}
+
 // restart tells another publisher, whose slot it is, whether anything holds. It returns false
 // if something does, and the publisher may have begun before to rewrite that generation.
 func (h *holds) restart(w *pageSlot, generation uint64) bool {
-	h.number, h.told = 0, 0
+	h.number, h.told, h.early = 0, 0, false
 	if !h.any() {
 		return true
 	}
@@ -80,6 +105,46 @@ func (f *follower) beginHold(streams []*cuda.Stream, generation uint64) bool {
 	f.holds.mu.Lock()
 	defer f.holds.mu.Unlock()
 	return f.holds.begin(f.slot, f.counts(), streams, generation)
+}
+
+// noteWaiting notes that a Next begins to wait.
+func (f *follower) noteWaiting() {
+	f.holds.mu.Lock()
+	defer f.holds.mu.Unlock()
+	f.holds.awaiting = true
+}
+
+// holdEarly begins a hold of a generation that has arrived, for a Next that waits.
+func (f *follower) holdEarly(generation uint64) {
+	f.words.RLock()
+	defer f.words.RUnlock()
+	h := &f.holds
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.awaiting && !h.early {
+		h.early = h.enter(f.slot, f.counts(), generation)
+	}
+}
+
+// seenByNext returns what the publisher's words read for a Next. The caller has locked the holds
+// and mu.
+func (f *follower) seenByNext() seen {
+	w := f.slot.seen()
+	w.intent = f.holds.wanted(f.slot)
+	return w
+}
+
+// endNext ends the early hold of a Next. If it has shown something to streams, its caller does
+// not hold what an earlier Next without streams showed.
+func (f *follower) endNext(op string, toStreams bool) error {
+	f.words.RLock()
+	defer f.words.RUnlock()
+	h := &f.holds
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.awaiting, h.early = false, false
+	h.caller = h.caller && !toStreams
+	return f.tellEnded(op)
 }
 
 // endHolds ends the holds of some streams, once the work that is on them now is done, and the
@@ -108,6 +173,13 @@ func (f *follower) endHolds(op string, streams []*cuda.Stream, caller bool) erro
 		delete(h.streams, core.StreamOf(s))
 	}
 	h.caller = h.caller && !caller
+	return f.tellEnded(op)
+}
+
+// tellEnded tells the publisher if nothing holds any more. The caller has words and the holds
+// locked.
+func (f *follower) tellEnded(op string) error {
+	h := &f.holds
 	if h.any() || h.told == h.number {
 		return nil
 	}

@@ -71,7 +71,9 @@ package publish
 // announcement that waits for it), behind events of the streams that read. Next ends its
 // streams' holds just before it waits, not when something newer is there already: so a
 // follower that the publisher never rewrites under makes these calls only while it has nothing
-// else to do. Rewrite polls the words, and then the timeline, whose end is that of the work
+// else to do. A Next that waits would hold nothing until its goroutine runs. So the goroutine that
+// maps begins the hold for it, before it acknowledges, and Rewrite waits briefly for
+// acknowledgements before it writes that it wants to rewrite. Rewrite polls the words, and then the timeline, whose end is that of the work
 // behind all announcements. Nobody's stream waits for a reader.
 //
 // What tears is told from what does not by order alone. A publisher stores what it began to

@@ -47,10 +47,10 @@ const (
 // publisher may write them, until the Announce that shows them as a new generation. It waits,
 // on the host and within the context, until every follower has released what it reads
 // (Follower.Release, or its streams' next Next), and from its beginning on no follower begins
-// to read: one that has not begun to read a generation by then reads a later one, so a
-// publisher that rewrites again at once may leave its readers none to begin with. Between
-// Rewrite and Announce no generation can be read: publish two arrays in turn if readers
-// must always have one.
+// to read: one that has not begun to read a generation by then reads a later one. Before, it
+// gives followers some milliseconds to receive the last announcement: a Next that waits for it
+// has begun to read it. Between Rewrite and Announce no generation can be read: publish two
+// arrays in turn if readers must always have one.
 //
 // Elements that were announced must not be written without Rewrite: followers may be reading
 // them. Elements behind the announced ones may be written at any time. Rewrite also waits for
@@ -73,6 +73,7 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	if o.ExcludeAfter < 0 {
 		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
 	}
+	p.awaitReceived(ctx)
 	if err := p.beginRewrite(ctx, op); err != nil {
 		return err
 	}
@@ -89,6 +90,32 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	}
 	p.setRewriting(open)
 	return nil
+}
+
+// awaitReceived waits until the followers have received what was announced last: each Next that
+// waits for that holds it by then. It waits neither for one that lags further behind nor for
+// long: nobody can tell a slow follower from one that is stopped.
+func (p *Publication) awaitReceived(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, mostReceiving)
+	defer cancel()
+	_ = p.await(limited, "", func() string { // Rewrite itself finds what may be wrong
+		for f := range p.followers {
+			if f.receives() {
+				return "a follower that receives"
+			}
+		}
+		return ""
+	})
+}
+
+// mostReceiving bounds how long Rewrite waits before it stops followers from beginning to read.
+const mostReceiving = 10 * time.Millisecond
+
+// receives reports whether the follower is about to acknowledge what is shown. The caller holds
+// the publication's mu.
+func (f *replicator) receives() bool {
+	g, v := f.progress, f.p.view
+	return f.running && f.ending == nil && !g.level(v) && (g.out == nil || g.out.generation == v.generation)
 }
 
 // beginRewrite lets no follower begin to read any more.

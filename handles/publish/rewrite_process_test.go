@@ -72,7 +72,6 @@ func init() {
 			if err := w.next(ctx, publish.RewriteOptions{}, streams[:]...); err != nil {
 				return err
 			}
-			time.Sleep(time.Millisecond) // or readers have no time to begin
 		}
 		if err := c.Recv(new(string)); err != nil { // followers have read all versions
 			return err

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Iterable, List, Optional, Set
 
-from ._page import HELD, INTENT, Slot, full_barrier
+from ._page import FLUX, HELD, INTENT, Slot, full_barrier
+
+
+class Wait:
+    """A call of ``next`` that waits. It is forgotten with the call, however that ends."""
 
 
 class Holds:
@@ -17,11 +22,17 @@ class Holds:
     the caller a ``next`` without streams                          any ``next``, or a ``release`` without streams
     an export  an array that is exported to a stream (DLPack, the  as the caller's, behind the work of that stream
                CUDA array interface), unless the stream holds
+    a waiting  the arrival of what it waits for                    its end, when what it shows is held
+    ``next``
     ========== =================================================== ==============================================
 
     The two processes agree by words of the follower's slot. The follower writes that it holds, and then looks whether
     the publisher wants to rewrite that; the publisher writes that it does, and then looks who holds. So at least one of them sees the
     other. While one hold lasts, others begin and end without any word: that there is one is all that the publisher asks.
+
+    A ``next`` that waits would hold nothing until its thread runs, and by then a publisher that rewrites again at once wants
+    what has arrived. So the thread that maps it begins the hold for the ``next``, before it acknowledges, which is what
+    ``rewrite`` waits for.
 
     What interrupts a begin leaves a number that the next end tells, and what interrupts an end leaves holds that the next
     one ends.
@@ -31,11 +42,17 @@ class Holds:
         self._streams: Set[int] = set()
         self._exports: Set[int] = set()
         self._caller = False
+        self._waits: "weakref.WeakSet[Wait]" = weakref.WeakSet()
+        self._early = False  # there is a hold for them
         self._number = 0  # of the last hold that began while there was none
         self._told = 0  # the last one of which the publisher is told that it has ended
 
     def any(self) -> bool:
-        return self._caller or bool(self._streams or self._exports)
+        return self._caller or self._early or bool(self._streams or self._exports)
+
+    def wanted(self, slot: Slot) -> int:
+        """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or, while it waits for a hold that began early, has begun to."""
+        return slot.load(FLUX if self._early else INTENT)
 
     def begin(self, slot: Slot, generation: int, streams: List[int], *, counts: bool, anew: bool, export: bool = False) -> bool:
         """Lets the streams hold a generation, or without streams the caller. False, without effect, if the publisher wants to rewrite it.
@@ -43,15 +60,7 @@ class Holds:
         ``counts`` is whether the publisher's words do: one that has ended rewrites nothing more. ``anew`` is a generation that nothing holds yet. One that is shown and held stays as it is, although the publisher may
         wait to rewrite it.
         """
-        first = not self.any()
-        if first:
-            self._number += 1
-            slot.store(HELD, self._number)
-            full_barrier()
-        if counts and (first or anew) and slot.load(INTENT) >= generation:
-            if first:
-                slot.store(HELD, self._number - 1)
-                self._number -= 1
+        if not self._enter(slot, generation, counts=counts, anew=anew):
             return False
         if export:
             self._exports.update(s for s in streams if s not in self._streams)
@@ -60,9 +69,37 @@ class Holds:
             self._caller = self._caller or not streams
         return True
 
+    def _enter(self, slot: Slot, generation: int, *, counts: bool, anew: bool) -> bool:
+        first = not self.any()
+        if first:
+            self._number += 1
+            slot.store(HELD, self._number)
+            full_barrier()
+        if counts and (first or anew) and self.wanted(slot) >= generation:
+            if first:
+                slot.store(HELD, self._number - 1)
+                self._number -= 1
+            return False
+        return True
+
+    def wait(self, call: Wait) -> None:
+        """Notes that a ``next`` waits."""
+        self._waits.add(call)
+
+    def begin_early(self, slot: Slot, generation: int, *, counts: bool) -> None:
+        """Begins a hold of a generation that has arrived, for those that wait."""
+        if self._waits and not self._early:
+            self._early = self._enter(slot, generation, counts=counts, anew=True)
+
+    def end_wait(self, call: Wait) -> None:
+        """Ends the early hold: what its ``next`` has shown is held."""
+        self._waits.discard(call)
+        self._early = False
+
     def restart(self, slot: Slot, generation: int) -> bool:
         """Tells another publisher, whose slot it is, whether anything holds. False if that may not have waited for it."""
         self._told = self._number = 0
+        self._early = False
         if not self.any():
             return True
         self._number = 1

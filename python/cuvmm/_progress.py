@@ -53,6 +53,10 @@ class Progress:
         """Notes that fewer elements are shown."""
         self._low = length if self._low is None else min(self._low, length)
 
+    def receives(self, s: Shown) -> bool:
+        """Whether the follower is about to have what is shown, or to refuse it."""
+        return self.reached < s.generation and (self._out is None or self._out.generation == s.generation)
+
     def next(self, s: Shown, batch: int) -> Optional[View]:
         """Returns the next view, or None if the follower needs none now."""
         if self._out is not None or self.reached >= s.generation:

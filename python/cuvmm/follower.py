@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple
 from . import _conn, _driver, _memory, _page, _streams
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
-from ._holds import Holds
+from ._holds import Holds, Wait
 from ._page import full_barrier
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
@@ -339,23 +339,26 @@ class Follower(OfProcess):
         self._check_process()
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
-        released = False
-        while True:
-            with self._lock:
-                news = self._news_locked(streams)
-                while news is None and released:
-                    left = None if until is None else until - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise _nothing_new()
-                    self._changed.wait(left)
+        wait: Optional[Wait] = None
+        try:
+            while True:
+                with self._lock:
                     news = self._news_locked(streams)
-            if news is None:
-                self._end_holds(streams, True)  # before the wait: the publisher may wait for it before it announces anything
-                released = True
-                continue
-            self._order_behind(news.link, news.shown.ordered, streams, until)
-            if self._show(news, streams):
-                return news.shown.generation
+                    while news is None and wait is not None:
+                        left = None if until is None else until - time.monotonic()
+                        if left is not None and left <= 0:
+                            raise _nothing_new()
+                        self._changed.wait(left)
+                        news = self._news_locked(streams)
+                if news is None:
+                    wait = Wait()
+                    self._begin_wait(wait, streams)
+                    continue
+                self._order_behind(news.link, news.shown.ordered, streams, until)
+                if self._show(news, streams):
+                    return news.shown.generation
+        finally:
+            self._end_wait(wait)
 
     def _news_locked(self, streams: List[c_void_p]) -> Optional[_News]:
         """Returns what to show next, or None. Raises the error that ends the wait.
@@ -401,7 +404,7 @@ class Follower(OfProcess):
 
     def _wanted_locked(self) -> int:
         """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or had begun to when it ended."""
-        return self._flux if self._link.died else self._link.slot.load(_page.INTENT)
+        return self._flux if self._link.died else self._holds.wanted(self._link.slot)
 
     def _show(self, n: _News, streams: List[c_void_p]) -> bool:
         """Lets the streams hold it, and shows it, if it stands."""
@@ -428,7 +431,8 @@ class Follower(OfProcess):
             raise _nothing_new() from None
 
     async def _next(self, streams: List[c_void_p]) -> int:
-        loop, changed, released = asyncio.get_running_loop(), asyncio.Event(), False
+        loop, changed = asyncio.get_running_loop(), asyncio.Event()
+        wait: Optional[Wait] = None
 
         def wake() -> None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
@@ -440,9 +444,9 @@ class Follower(OfProcess):
                 with self._lock:
                     news = self._news_locked(streams)
                     self._wakers.add(wake)
-                if news is None and not released:
-                    self._end_holds(streams, True)
-                    released = True
+                if news is None and wait is None:
+                    wait = Wait()
+                    self._begin_wait(wait, streams)
                     continue
                 if news is None:
                     await changed.wait()
@@ -457,6 +461,7 @@ class Follower(OfProcess):
         finally:
             with self._lock:
                 self._wakers.discard(wake)
+            self._end_wait(wait)
 
     def _complete(self, n: _News) -> bool:
         """Whether its work is done, or the publisher gone."""
@@ -540,6 +545,18 @@ class Follower(OfProcess):
     def _begin_hold(self, generation: int, streams: List[c_void_p], *, anew: bool, export: bool = False) -> bool:
         with self._holding:
             return self._holds.begin(self._link.slot, generation, [_streams.key_of(s) for s in streams], counts=not self._link.died, anew=anew, export=export)
+
+    def _begin_wait(self, wait: Wait, streams: List[c_void_p]) -> None:
+        """Ends the holds of a ``next`` before it waits, since the publisher may wait for that before it announces anything."""
+        with self._holding:
+            self._holds.wait(wait)  # first: what is announced next is held for it
+            self._end_holds(streams, True)
+
+    def _end_wait(self, wait: Optional[Wait]) -> None:
+        if wait is not None:
+            with self._holding:
+                self._holds.end_wait(wait)
+                self._end_holds([], False)
 
     def _end_holds(self, streams: List[c_void_p], caller: bool) -> None:
         """Ends the holds of streams, once the work that is on them now is done, and the caller's. What a failed or interrupted call did not end, a later one can."""
@@ -816,6 +833,9 @@ class Follower(OfProcess):
             self._carry_out(v, files, lost)
         except BaseException as e:  # noqa: BLE001: on_shrink is the caller's function, and the publisher waits for a reply
             failed = e
+        if failed is None and v.last and not v.over:
+            with self._holding:
+                self._holds.begin_early(link.slot, v.generation, counts=not link.died)
         if failed is not None:
             self._arrived(failed if isinstance(failed, Error) else Error(f"a generation could not be mapped: {failed!r}"))
         elif v.over:

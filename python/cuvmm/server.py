@@ -31,6 +31,7 @@ _MAX_FOLLOWERS = 256
 _MOST_AHEAD = 1 << 20
 _SETTLE_POLL = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3  # of followers that release what they read
+_MOST_RECEIVING = 0.01  # how long a rewrite waits before followers may not begin to read
 _MOST_NAMED = 4  # followers in an error
 _FLUSH = 1.0
 _PAUSE = 0.1  # after a client that could not be served
@@ -61,6 +62,10 @@ class _Replicator:
             return False
         held = self.slot.load(_page.HELD)  # before the other: a hold that begins between the two is refused
         return not _page.reached(self.slot.load(_page.RELEASED), held)
+
+    def receives(self, shown: Shown) -> bool:
+        """Whether it is about to acknowledge what is shown."""
+        return self.ending is None and self.progress.receives(shown)
 
     def stats(self, shown: Shown) -> FollowerStats:
         return FollowerStats(self.session.pid, self.progress.reached, self.progress.pinned(shown), self.progress.reason, self.reads())
@@ -213,9 +218,10 @@ class Publication(OfProcess):
                 publication.announce(stream=torch.cuda.current_stream())
 
         It waits, on the host, until every follower has released what it reads (``Follower.release``, or its next ``next``); from
-        its beginning on no follower begins to read. Between ``rewrite`` and ``announce`` no generation can be read: publish two
-        arrays in turn, if readers must always have one. Whatever reads on streams which the follower's package was not told of is
-        not waited for.
+        its beginning on no follower begins to read. Before, it waits up to 10 ms until followers have received the last
+        announcement: a ``next`` that waits for it has begun to read it. Between ``rewrite`` and ``announce`` no generation can
+        be read: publish two arrays in turn, if readers must always have one. Whatever reads on streams which the follower's
+        package was not told of is not waited for.
 
         Only ``announce`` ends it; until then ``shrink`` and another ``rewrite`` raise InUseError, and so does ``announce`` while
         this call waits. An ``announce`` that fails leaves it open, and so does a block that ends without one: see
@@ -232,6 +238,7 @@ class Publication(OfProcess):
         opening, excluded = False, []  # type: bool, List[FollowerStats]
         try:
             with self._lock:
+                self._await_received(timeout)
                 self._check()
                 self._check_settled()
                 opening = True
@@ -257,6 +264,19 @@ class Publication(OfProcess):
         """Whether the rewriting of a number is open."""
         with self._lock:
             return self._state is State.OPEN and self._rewriting is Rewriting.OPEN and self._opened == number
+
+    def _await_received(self, timeout: Optional[float]) -> None:
+        """Waits until the followers have received what was announced last: each ``next`` that waits for it holds it by then.
+
+        Others have the lock meanwhile. A follower that lags further behind is not waited for, and none for long, since nothing
+        tells a slow one from one that is stopped.
+        """
+        until = time.monotonic() + min(_MOST_RECEIVING, _MOST_RECEIVING if timeout is None else timeout)
+        while any(f.receives(self._view) for f in self._followers):
+            left = until - time.monotonic()
+            if left <= 0:
+                return
+            self._changed.wait(left)
 
     def _await_released(self, timeout: Optional[float], exclude_after: Optional[float], excluded: List[FollowerStats]) -> None:
         """Waits until no follower reads, and excludes those that are late. Others have the lock meanwhile, which the caller holds."""

@@ -70,8 +70,8 @@ def main() -> None:
                 while not int(words[0]) or n < int(words[0]):
                     rewrite(published)
                     n += 1
-                    published.settle(60)
-                    time.sleep(0.002)  # in which readers may begin: a publisher waits for those alone that have
+                published.settle(60)
+                time.sleep(0.002)  # in which the words tell that the last generation is complete
             elif what == "exclude":
                 rewrite(published, 0.05)
             elif what == "half":

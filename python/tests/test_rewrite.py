@@ -98,7 +98,8 @@ class Rewriting(GoTest):
                             each.result()  # the first one that fails, or the publisher would wait for it
                         self.assertEqual(publisher.read(), "done")
                     self.assertEqual([(r.mixed, r.lost, r.table.generation) for r in readers], [(0, 0, last)] * 2)
-                    self.assertGreater(sum(r.reads for r in readers), TIMES // 2)
+                    for r in readers:  # although the publisher rewrites again at once
+                        self.assertGreater(r.reads, TIMES // 4)
                 publisher.kill()
                 self.restart()
 

@@ -37,11 +37,11 @@ func (p *program) rewrite(ctx context.Context, times int, o publish.RewriteOptio
 		if err := errors.Join(p.half(0), p.half(1), p.shown["table"].Announce(ctx, p.arrays["table"].Len(), p.stream)); err != nil {
 			return err
 		}
-		if err := p.shown["table"].Settle(ctx); err != nil {
-			return err
-		}
-		time.Sleep(2 * time.Millisecond) // in which readers may begin: a publisher waits for those alone that have
 	}
+	if err := p.shown["table"].Settle(ctx); err != nil {
+		return err
+	}
+	time.Sleep(2 * time.Millisecond) // in which the words tell that the last generation is complete
 	return nil
 }
 
