@@ -133,6 +133,16 @@ func (p *pinnedPool) trim(sys *core.System) (bytes int, r driver.Result) {
 	return bytes, r
 }
 
+// idle returns how many bytes of blocks are idle.
+func (p *pinnedPool) idle() (bytes int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for size, list := range p.free {
+		bytes += size * len(list)
+	}
+	return bytes
+}
+
 // TrimHost releases idle pinned host memory to the operating system: what no HostBuffer
 // uses, and what large copies retain for the next ones. It returns how many bytes it
 // released. The driver waits for all running work meanwhile, and stalls launches: call it

@@ -156,6 +156,8 @@ type Stats struct {
 	// Allocations.
 	Suspended      int `json:"suspended"`
 	SuspendedBytes int `json:"suspended_bytes"`
+	// KeptBytes are host memory that keeps the contents of suspended memory.
+	KeptBytes int `json:"kept_bytes"`
 	// SharedReleased counts memory that was shared with other processes and has
 	// been released here since the System was opened, and its bytes: other processes
 	// may still hold it, so do not assume that it is free.
@@ -176,6 +178,9 @@ type Stats struct {
 	// HostBuffers that are open, and their bytes.
 	HostBuffers int `json:"host_buffers"`
 	HostBytes   int `json:"host_bytes"`
+	// IdleHostBytes are pinned host memory that is retained for the next use: TrimHost
+	// releases it.
+	IdleHostBytes int `json:"idle_host_bytes"`
 	// Managed allocations of managed memory, and their bytes.
 	Managed      int `json:"managed"`
 	ManagedBytes int `json:"managed_bytes"`
@@ -196,6 +201,7 @@ func (s *System) Stats() Stats {
 	st.Allocations, st.AllocatedBytes = s.core.Live.Count(life.KindAllocation)
 	st.Suspended, st.SuspendedBytes = s.core.Away.Now()
 	st.Allocations -= st.Suspended
+	_, st.KeptBytes = s.core.Live.Count(life.KindSuspension)
 	st.SharedReleased, st.SharedReleasedBytes = s.core.Shared.Released()
 	st.Mappings, st.MappedBytes = s.core.Live.Count(life.KindMapping)
 	st.Streams, _ = s.core.Live.Count(life.KindStream)
@@ -203,6 +209,7 @@ func (s *System) Stats() Stats {
 	st.Graphs, st.GraphBytes = s.core.Live.Count(life.KindGraph)
 	st.Modules, _ = s.core.Live.Count(life.KindModule)
 	st.HostBuffers, st.HostBytes = s.core.Live.Count(life.KindHostBuffer)
+	st.IdleHostBytes = s.pinned.idle() + s.core.IdleAttached()
 	st.Managed, st.ManagedBytes = s.core.Live.Count(life.KindManaged)
 	st.Pending = s.core.PendingReclaims()
 	for _, l := range s.core.Leftovers() {

@@ -286,3 +286,24 @@ func ExampleSparse() {
 	// seq 1 has 4 of 512 pages: [{0 3} {9 1}]
 	// its source has 4
 }
+
+// A snapshot has the budgets of the process, and which objects have the memory.
+func ExampleBudget() {
+	sys, dev := opened()
+	defer sys.Close()
+	limit := cuda.NewBudget(1<<30, cuda.BudgetOptions{Name: "tenant"})
+	buffer, err := vmm.NewBuffer(dev, vmm.BufferOptions{Name: "cache", Chunks: vmm.FixedChunks(2 << 20), Budget: limit})
+	check(err)
+	defer buffer.Close()
+	check(buffer.Grow(6 << 20))
+
+	s, err := inspect.Take(sys)
+	check(err)
+	budget := s.Budgets[slices.IndexFunc(s.Budgets, func(b inspect.Budget) bool { return b.Name == "tenant" })]
+	show := func(u inspect.BudgetUse) { fmt.Println(u.Kind, u.Name, u.Committed>>20, "MiB") }
+	fmt.Println(budget.Committed>>20, "of", budget.Limit>>20, "MiB")
+	show(budget.Owners[0])
+	// Output:
+	// 6 of 1024 MiB
+	// buffer cache 6 MiB
+}

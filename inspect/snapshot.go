@@ -46,6 +46,9 @@ type Snapshot struct {
 	// Others are live objects of other kinds, such as managed memory.
 	Others []Other `json:"others,omitempty"`
 
+	// Budgets are those of the process, whichever System their memory is of.
+	Budgets []Budget `json:"budgets,omitempty"`
+
 	Publications []Publication `json:"publications,omitempty"`
 	Followers    []Follower    `json:"followers,omitempty"`
 	Leases       []Lease       `json:"leases,omitempty"`
@@ -288,6 +291,31 @@ type Event struct {
 	Stream Address   `json:"stream"`
 	Tag    string    `json:"tag,omitempty"`
 	Stack  int       `json:"stack,omitempty"`
+}
+
+// Budget is a cuda.Budget.
+type Budget struct {
+	// Serial numbers the budgets of a process from 1; no number is reused. Parent is that of the
+	// budget that this one's memory counts in, too, or 0.
+	Serial int    `json:"serial"`
+	Parent int    `json:"parent,omitempty"`
+	Name   string `json:"name,omitempty"`
+	// Limit is 0 if there is none. Committed is the memory that the owners have, which does not
+	// include what is suspended, and Peak the most that it ever was.
+	Limit     int `json:"limit,omitempty"`
+	Committed int `json:"committed"`
+	Peak      int `json:"peak"`
+	// Owners have the memory, the one with most first. A summary leaves them out.
+	Owners []BudgetUse `json:"owners,omitempty"`
+}
+
+// BudgetUse is the memory of one owner: a buffer, a pool, an allocation.
+type BudgetUse struct {
+	Kind      string `json:"kind"`
+	Name      string `json:"name,omitempty"`
+	Tag       string `json:"tag,omitempty"`
+	Committed int    `json:"committed"`
+	InUse     int    `json:"in_use"`
 }
 
 // Publication is memory that this process publishes, in the buffer at Ptr.

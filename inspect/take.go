@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -52,6 +53,7 @@ func snapshot(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 		slices.SortFunc(t.s.Sparse, func(a, b Sparse) int { return cmp.Compare(a.Ptr, b.Ptr) })
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
+	t.budgets()
 	for _, x := range t.sys.Shown() {
 		t.shown(x)
 	}
@@ -120,6 +122,24 @@ func (t *snapshotReader) devices(sys *cuda.System) {
 			}
 		}
 		t.s.Devices = append(t.s.Devices, about)
+	}
+}
+
+func (t *snapshotReader) budgets() {
+	for _, b := range budget.All() {
+		numbers := b.Numbers
+		if t.whole {
+			numbers = b.Stats
+		}
+		n := numbers()
+		to := Budget{Serial: int(b.Serial), Name: n.Name, Limit: int(n.Limit), Committed: int(n.Committed), Peak: int(n.Peak)}
+		if parent := b.Parent(); parent != nil {
+			to.Parent = int(parent.Serial)
+		}
+		for _, u := range n.Holders {
+			to.Owners = append(to.Owners, BudgetUse{Kind: u.Kind.String(), Name: u.Label.Name, Tag: u.Label.Tag, Committed: int(u.Committed), InUse: int(u.InUse)})
+		}
+		t.s.Budgets = append(t.s.Budgets, to)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -107,6 +108,47 @@ func TestTakeShowsWhatIsThere(t *testing.T) {
 	require.Contains(t, text.String(), `"ptr":"`+space.Ptr().String()+`"`)
 }
 
+// A snapshot shows the budgets that the program can reach, and what is suspended is in none.
+func TestTakeShowsBudgets(t *testing.T) {
+	_, sys := open(t)
+	all := cuda.NewBudget(0, cuda.BudgetOptions{})
+	limit := cuda.NewBudget(4*granule, cuda.BudgetOptions{Name: "tenant", Parent: all})
+	cuda.NewBudget(-1, cuda.BudgetOptions{Name: "invalid"})
+	var suspended []vmm.Memory
+	for i, name := range []string{"weights", "cache"} {
+		b, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{Reserve: 64 * granule, Chunks: vmm.FixedChunks(granule), Name: name, Tag: "llm", Budget: limit})
+		require.NoError(t, err)
+		closing(t, b)
+		require.NoError(t, b.Resize(nil, (1+i)*granule))
+		suspended = append(suspended, b)
+	}
+	z, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{}, suspended[1])
+	require.NoError(t, err)
+	shown := func(s inspect.Snapshot, err error) (own []inspect.Budget) {
+		require.NoError(t, err)
+		for _, b := range s.Budgets {
+			require.NotEqual(t, "invalid", b.Name)
+			if b.Peak == 3*granule { // of this test
+				own = append(own, b)
+			}
+		}
+		return own
+	}
+	now := shown(inspect.Take(sys))
+	require.Len(t, now, 2)
+	uses := []inspect.BudgetUse{{Kind: "buffer", Name: "weights", Tag: "llm", Committed: granule, InUse: granule}}
+	require.Equal(t, inspect.Budget{Serial: now[1].Serial, Parent: now[0].Serial, Name: "tenant", Limit: 4 * granule, Committed: granule, Peak: 3 * granule, Owners: uses}, now[1])
+	require.Equal(t, inspect.Budget{Serial: now[0].Serial, Committed: granule, Peak: 3 * granule, Owners: uses}, now[0])
+	for _, b := range shown(inspect.Summarize(sys)) {
+		require.Equal(t, granule, b.Committed)
+		require.Empty(t, b.Owners)
+	}
+	require.NoError(t, z.Resume(t.Context()))
+	require.Equal(t, 3*granule, shown(inspect.Take(sys))[0].Committed)
+	runtime.KeepAlive(all)
+	runtime.KeepAlive(limit)
+}
+
 // A snapshot says which memory was suspended, and the totals count it apart.
 func TestTakeShowsWhatSleeps(t *testing.T) {
 	_, sys := open(t)
@@ -139,10 +181,15 @@ func TestTakeShowsWhatSleeps(t *testing.T) {
 	require.Equal(t, 2, s.Totals.Suspended)
 	require.Equal(t, 2*granule, s.Totals.SuspendedBytes)
 	require.Equal(t, 2*granule, s.Totals.AllocatedBytes)
+	require.Equal(t, 2*granule, s.Totals.KeptBytes)
+	require.Zero(t, s.Totals.IdleHostBytes)
 	require.NoError(t, z.Resume(t.Context()))
 	s, err = inspect.Take(sys)
 	require.NoError(t, err)
-	require.Zero(t, s.Totals.Suspended)
+	require.Zero(t, s.Totals.Suspended+s.Totals.KeptBytes)
+	require.GreaterOrEqual(t, s.Totals.IdleHostBytes, 2*granule, "it is retained")
+	require.Equal(t, s.Totals.IdleHostBytes, sys.TrimHost())
+	require.Zero(t, sys.Stats().IdleHostBytes)
 	for _, m := range s.Memory {
 		require.False(t, m.Suspended)
 	}

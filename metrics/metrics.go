@@ -78,6 +78,14 @@ var (
 	lost         = counter("cuvmm_lost_objects_total", "Objects that were collected without Close, whose memory leaked.")
 	released     = counter("cuvmm_shared_released_bytes_total", "Memory that was shared and then released here: other processes may still hold it.")
 
+	suspended = gauge("cuvmm_suspended_bytes", "Memory that is suspended: it was given back to the driver for now.")
+	kept      = gauge("cuvmm_suspended_kept_bytes", "Host memory that keeps the contents of suspended memory.")
+	idleHost  = gauge("cuvmm_host_idle_bytes", "Pinned host memory that is retained for the next use.")
+
+	budgetCommitted = gauge("cuvmm_budget_committed_bytes", "Physical memory that the owners of the budget have.", "budget", "name")
+	budgetPeak      = gauge("cuvmm_budget_peak_bytes", "The most that it ever was.", "budget", "name")
+	budgetLimit     = gauge("cuvmm_budget_limit_bytes", "The budget's limit; absent if there is none.", "budget", "name")
+
 	poolInfo      = gauge("cuvmm_pool_info", "1, with the name and the tag that the program gave the pool.", "gpu", "UUID", "pool", "name", "tag")
 	poolReserved  = gauge("cuvmm_pool_reserved_bytes", "Physical memory that the pool has.", "gpu", "UUID", "pool")
 	poolPeak      = gauge("cuvmm_pool_peak_reserved_bytes", "The most physical memory that the pool ever had.", "gpu", "UUID", "pool")
@@ -138,6 +146,9 @@ func (c collector) Collect(to chan<- prometheus.Metric) {
 	for _, p := range s.Pools {
 		pools(p, put, strconv.Itoa(p.Device), uuids[p.Device], strconv.Itoa(p.Serial))
 	}
+	for _, b := range s.Budgets {
+		budgets(b, put, strconv.Itoa(b.Serial), b.Name)
+	}
 	shared(s, put)
 }
 
@@ -164,6 +175,9 @@ func totals(t cuda.Stats, put func(m metric, value int, labels ...string)) {
 	put(managed, t.ManagedBytes)
 	put(pinnedHost, t.HostBytes)
 	put(graphHost, t.GraphBytes)
+	put(idleHost, t.IdleHostBytes)
+	put(suspended, t.SuspendedBytes)
+	put(kept, t.KeptBytes)
 	put(pending, t.Pending)
 	put(leftovers, t.Leftovers)
 	put(leftoverMem, t.LeftoverBytes)
@@ -197,6 +211,14 @@ func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labe
 	put(poolBytes, p.AllocatedBytes, labels...)
 	for _, tag := range p.Tags {
 		put(poolTag, tag.Bytes, append(labels[:len(labels):len(labels)], tag.Name)...)
+	}
+}
+
+func budgets(b inspect.Budget, put func(m metric, value int, labels ...string), labels ...string) {
+	put(budgetCommitted, b.Committed, labels...)
+	put(budgetPeak, b.Peak, labels...)
+	if b.Limit > 0 {
+		put(budgetLimit, b.Limit, labels...)
 	}
 }
 

@@ -40,7 +40,8 @@ func TestAScrape(t *testing.T) {
 	d := sys.Devices()[1]
 	s, err := d.NewStream(cuda.StreamOptions{})
 	require.NoError(t, err)
-	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30, Name: "activations", Tag: "llm"})
+	limit := cuda.NewBudget(2<<30, cuda.BudgetOptions{Name: "scraped"})
+	p, err := pool.New(d, pool.Options{Statistics: true, Limit: 1 << 30, Name: "activations", Tag: "llm", Budget: limit})
 	require.NoError(t, err)
 	b, err := p.Alloc(pool.Request{Bytes: 3000, Stream: s, Tag: pool.NewTag("weights\xff")}) // which is not UTF-8
 	require.NoError(t, err)
@@ -57,11 +58,17 @@ func TestAScrape(t *testing.T) {
 		"cuvmm_pool_limit_bytes" + labels + "} 1.073741824e+09\n",
 		"cuvmm_pool_allocations_total" + labels + "} 1\n",
 		"cuvmm_pool_tag_requested_bytes" + labels + `,tag="\"weights\\xff\""} 3000`,
+		"cuvmm_suspended_bytes{" + system + "} 0\n",
+		"cuvmm_suspended_kept_bytes{" + system + "} 0\n",
+		"cuvmm_host_idle_bytes{" + system + "} 0\n",
 		`cuvmm_objects{kind="allocation",` + system + `} 1`,
 		`cuvmm_build_info{cuda="13.0",driver="software",` + system + `,version="`,
 		"# TYPE cuvmm_lost_objects_total counter\n",
 	} {
 		require.Contains(t, text, want)
+	}
+	for metric, value := range map[string]string{"committed": "2.097152e+06", "peak": "2.097152e+06", "limit": "2.147483648e+09"} {
+		require.Regexp(t, `cuvmm_budget_`+metric+`_bytes\{budget="\d+",name="scraped",`+system+`\} `+regexp.QuoteMeta(value)+`\n`, text)
 	}
 	require.Contains(t, text, "cuvmm_device_free_bytes{")
 	require.NotContains(t, text, `cuvmm_device_free_bytes{UUID="`+sys.Devices()[0].UUID().String(), "a scrape makes no context")

@@ -860,6 +860,7 @@ func (v view) normal(sc scenario) view {
 	if sc.writes {
 		v.content = nil
 	}
+	v.stats.IdleHostBytes = 0       // what was pinned is retained
 	if v.stats.LeftoverBytes == 0 { // events of the library's own, of which no error speaks
 		v.stats.Leftovers = 0
 	}

@@ -31,6 +31,9 @@ are listed as NVML sees them, through nvidia-smi if it is installed.
   POOLS      what of it pools have reserved
   REQUESTED  what of that is in blocks
 
+Below a process are its publications, followers and leases, how much of its memory is
+suspended, what pinned host memory it retains, and its budgets (cuda.Budget).
+
 Flags:
 `
 
@@ -212,7 +215,28 @@ func shortTo(text string, most int) string {
 	return text
 }
 
-// writeShared writes the publications, followers and leases of a process.
+// writeBudgets writes a line for each budget.
+func writeBudgets(out io.Writer, all []inspect.Budget) {
+	title := func(b inspect.Budget) string {
+		if b.Name != "" {
+			return strconv.Quote(b.Name)
+		}
+		return strconv.Itoa(b.Serial)
+	}
+	for _, b := range all {
+		limit := "without a limit"
+		if b.Limit > 0 {
+			limit = "of " + size(b.Limit)
+		}
+		within := ""
+		if at := slices.IndexFunc(all, func(o inspect.Budget) bool { return o.Serial == b.Parent }); at >= 0 {
+			within = ", within " + title(all[at])
+		}
+		fmt.Fprintf(out, "%8s  budget %s: %s %s, at most %s so far%s\n", "", title(b), size(b.Committed), limit, size(b.Peak), within)
+	}
+}
+
+// writeShared writes what a process shares with others, and what else it holds.
 func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, p := range s.Publications {
 		fmt.Fprintf(out, "%8s  publishes %q: %s, %d followers, %s pinned\n", "", p.Name, size(p.Bytes), len(p.Followers), size(p.Pinned))
@@ -227,9 +251,13 @@ func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, f := range s.Followers {
 		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s\n", "", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
 	}
-	if n := s.Totals.Suspended; n > 0 {
-		fmt.Fprintf(out, "%8s  sleeps: %s of memory are suspended\n", "", size(s.Totals.SuspendedBytes))
+	if t := s.Totals; t.Suspended > 0 {
+		fmt.Fprintf(out, "%8s  sleeps: %s of memory are suspended, of which host memory keeps %s\n", "", size(t.SuspendedBytes), size(t.KeptBytes))
 	}
+	if n := s.Totals.IdleHostBytes; n > 0 {
+		fmt.Fprintf(out, "%8s  retains %s of pinned host memory that nothing uses\n", "", size(n))
+	}
+	writeBudgets(out, s.Budgets)
 	if n := s.Totals.Leftovers; n > 0 {
 		fmt.Fprintf(out, "%8s  %s that could not be given back, tried again: %s of memory\n", "", errs.Count(n, "resource"), size(s.Totals.LeftoverBytes))
 	}

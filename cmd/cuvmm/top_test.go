@@ -90,7 +90,9 @@ func TestWhatProcessesShare(t *testing.T) {
 			{PID: 6, Bytes: 6 << 20, Pinned: 5 << 20, Since: time.Now()}, {PID: 7, Refused: "no memory"}}}},
 		Followers: []inspect.Follower{{Name: "index", PID: 8, Bytes: 2 << 20, Stuck: "the publisher is gone"}},
 		Leases:    []inspect.Lease{{Bytes: 1}},
-		Totals:    cuda.Stats{Suspended: 3, SuspendedBytes: 40 << 30},
+		Totals:    cuda.Stats{Suspended: 3, SuspendedBytes: 40 << 30, KeptBytes: 30 << 30, IdleHostBytes: 2 << 30},
+		Budgets: []inspect.Budget{{Serial: 1, Name: "gpu", Limit: 60 << 30, Committed: 4 << 30, Peak: 50 << 30},
+			{Serial: 3, Parent: 1, Committed: 2 << 30, Peak: 2 << 30}},
 	}}}, "")
 	for _, want := range []string{
 		`publishes "weights": 1 MiB, 2 followers, 5 MiB pinned`,
@@ -98,7 +100,10 @@ func TestWhatProcessesShare(t *testing.T) {
 		"process 7 has 0 B; refused the last generation: no memory\n",
 		`follows "index" of process 8: 2 MiB; stuck: the publisher is gone`,
 		"1 leases are open",
-		"sleeps: 40 GiB of memory are suspended",
+		"sleeps: 40 GiB of memory are suspended, of which host memory keeps 30 GiB\n",
+		"retains 2 GiB of pinned host memory that nothing uses\n",
+		"budget \"gpu\": 4 GiB of 60 GiB, at most 50 GiB so far\n",
+		"budget 3: 2 GiB without a limit, at most 2 GiB so far, within \"gpu\"\n",
 	} {
 		require.Contains(t, out.String(), want)
 	}

@@ -14,6 +14,8 @@ import (
 
 // Budget is the inner state of a cuda.Budget.
 type Budget struct {
+	// Serial numbers the budgets of a process from 1; no number is reused.
+	Serial int64
 	name   string
 	parent *Budget
 	// err says why the budget's options are invalid: it refuses all memory.
@@ -42,8 +44,14 @@ func New(name string, limit uint64, parent *Budget, err error) *Budget {
 	} else {
 		b.tree = &tree{asking: make(chan struct{}, 1)}
 	}
+	if err == nil {
+		made.add(b)
+	}
 	return b
 }
+
+// Parent returns the budget that this one's memory counts in, too, or nil.
+func (b *Budget) Parent() *Budget { return b.parent }
 
 // Account is the memory of one owner within a budget. A nil Account has no limit.
 type Account struct {
@@ -171,6 +179,13 @@ func (s *Stats) sort() {
 	slices.SortFunc(s.Holders, func(x, y Use) int {
 		return cmp.Or(cmp.Compare(y.Committed, x.Committed), cmp.Compare(x.Label.Name, y.Label.Name), cmp.Compare(x.Label.Tag, y.Label.Tag))
 	})
+}
+
+// Numbers returns the Stats without the accounts, so that its time does not depend on them.
+func (b *Budget) Numbers() Stats {
+	b.tree.mu.Lock()
+	defer b.tree.mu.Unlock()
+	return Stats{Name: b.name, Limit: b.limit, Committed: b.committed, Peak: b.peak}
 }
 
 // numbers are the Stats at one moment, but for what is in use: an owner says that with locks

@@ -3,10 +3,12 @@ package budget_test
 import (
 	"errors"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -273,4 +275,19 @@ func TestARefusalSaysWhoHasTheMemory(t *testing.T) {
 	require.Contains(t, f.Hint, "Budget.SetLimit")
 	f = shortage(t, account(b, ""), 101).Failure("op")
 	require.Contains(t, f.Hint, "alone exceeds")
+}
+
+// A budget that the program cannot reach any more is not among All.
+func TestBudgetsThatAreReachable(t *testing.T) {
+	has := func(serial int64) bool {
+		return slices.ContainsFunc(budget.All(), func(b *budget.Budget) bool { return b.Serial == serial })
+	}
+	parent := budget.New("", 0, nil, nil).Serial
+	b := budget.New("b", 10, budget.New("parent", 0, nil, nil), nil)
+	require.True(t, has(b.Serial))
+	require.Eventually(t, func() bool { runtime.GC(); return !has(parent) }, time.Minute, time.Millisecond)
+	require.True(t, has(b.Parent().Serial), "its child is")
+	serial := b.Serial
+	runtime.KeepAlive(b)
+	require.Eventually(t, func() bool { runtime.GC(); return !has(serial) && !has(serial-1) }, time.Minute, time.Millisecond)
 }

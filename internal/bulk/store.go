@@ -252,6 +252,13 @@ func (st *store) keep(slabs []*slab) {
 	}
 }
 
+// Idle returns how many bytes of idle slabs are pinned.
+func (st *store) Idle() int {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return int(st.idleBytes)
+}
+
 // Trim frees the idle slabs.
 func (st *store) Trim() (bytes int, err error) { return st.trimTo(0) }
 

@@ -9,6 +9,8 @@ import (
 // Attachment is what another package keeps for a System, from its first use until the
 // System closes.
 type Attachment interface {
+	// Idle returns how many bytes of host memory Trim would release.
+	Idle() (bytes int)
 	// Trim releases idle host memory, and returns how many bytes.
 	Trim() (bytes int, err error)
 	// Close releases everything: nothing is in use any more. Contexts, streams and events
@@ -46,6 +48,14 @@ func (s *System) attachments() (all []Attachment) {
 		all = append(all, a)
 	}
 	return all
+}
+
+// IdleAttached returns how much host memory attachments hold idle.
+func (s *System) IdleAttached() (bytes int) {
+	for _, a := range s.attachments() {
+		bytes += a.Idle()
+	}
+	return bytes
 }
 
 // TrimAttached gives back host memory that attachments hold idle.

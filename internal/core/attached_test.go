@@ -16,6 +16,7 @@ type attachment struct {
 	refuses         error
 }
 
+func (a *attachment) Idle() int          { return 100 }
 func (a *attachment) Trim() (int, error) { a.trimmed++; return 100, nil }
 func (a *attachment) Close() error       { a.closed++; return a.refuses }
 
