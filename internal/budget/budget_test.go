@@ -256,6 +256,24 @@ func TestAnOwnerIsNotAskedAgain(t *testing.T) {
 	require.Equal(t, 1, asked)
 }
 
+// What an owner gives back at once is not expected to come, too.
+func TestWhatWasCreditedIsNotComing(t *testing.T) {
+	b := budget.New("", 10, nil, nil)
+	a := account(b, "")
+	require.NoError(t, a.Charge(10))
+	b.OnPressure(0, func(uint64) uint64 { a.Credit(2); return 2 })
+	asked := uint64(0)
+	b.OnPressure(1, func(need uint64) uint64 {
+		asked = need
+		a.Credit(need)
+		return need
+	})
+	s := shortage(t, a, 4)
+	s.Ask(call)
+	require.EqualValues(t, 2, asked)
+	require.True(t, s.Fits())
+}
+
 func TestCreditOfNothingPanics(t *testing.T) {
 	a := account(budget.New("", 0, nil, nil), "")
 	require.NoError(t, a.Charge(1))

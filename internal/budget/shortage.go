@@ -67,8 +67,12 @@ func (s *Shortage) lacking(n uint64) uint64 {
 	return s.at.lackingLocked(n)
 }
 
-// Fits reports whether the request would fit the budget that refused it now.
-func (s *Shortage) Fits() bool { return s.lacking(s.need) == 0 }
+// Lacking returns how many bytes must be given back before the request fits the budget that
+// refused it.
+func (s *Shortage) Lacking() uint64 { return s.lacking(s.need) }
+
+// Fits reports whether the request would fit now.
+func (s *Shortage) Fits() bool { return s.Lacking() == 0 }
 
 // owner is who gives memory back when a budget lacks some.
 type owner struct {
@@ -124,14 +128,18 @@ func (s *Shortage) Ask(hook func(f func())) {
 	t.mu.Lock()
 	owners := t.owners
 	t.mu.Unlock()
-	coming := uint64(0)
+	lacking, coming := s.lacking(s.want), uint64(0) // coming: given back, and not credited yet
 	for _, o := range owners {
-		lacking := s.lacking(s.want)
 		if lacking <= coming {
 			return
 		}
-		if o.budget.within(s.at) {
-			hook(func() { coming += min(o.free(lacking-coming), lacking) })
+		if !o.budget.within(s.at) {
+			continue
 		}
+		freed := uint64(0)
+		hook(func() { freed = min(o.free(lacking-coming), lacking) })
+		before := lacking
+		lacking = s.lacking(s.want)
+		coming += freed - min(freed, before-min(before, lacking))
 	}
 }
