@@ -1,6 +1,7 @@
 package vmm_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -99,6 +100,64 @@ func TestFreePagesGoUnderPressure(t *testing.T) {
 			require.NoError(t, buf.Close())
 		})
 	}
+}
+
+// evictor is a function of OnPressure that unmaps all of a range behind a stream, and counts.
+func evictor(t *testing.T, b *cuda.Budget, s *vmm.Sparse, on *cuda.Stream) (asked *int) {
+	asked = new(int)
+	stop, err := b.OnPressure(0, func(int) int {
+		*asked++
+		before := s.Stats().Mapped
+		if err := s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: 0, N: s.Stats().Pages}); err != nil {
+			t.Error(err)
+		}
+		return (before - s.Stats().Mapped) * s.Page()
+	})
+	require.NoError(t, err)
+	t.Cleanup(stop)
+	return asked
+}
+
+// What a function of the budget unmaps in a range of the same source serves the Map that lacked
+// memory, though the budget counts it still. Free pages under the places that Map is for are not
+// given back meanwhile.
+func TestEvictedPagesServeTheMapThatLackedThem(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		b := cuda.NewBudget(4*sparsePage, cuda.BudgetOptions{})
+		p := source(t, d, vmm.PagesOptions{Budget: b})
+		old, next := sparse(t, d, 4, vmm.SparseOptions{Pages: p}), sparse(t, d, 4, vmm.SparseOptions{Pages: p})
+		on := stream(t, d)
+		require.NoError(t, old.Map(background, on, vmm.Span{First: 0, N: 2}))
+		require.NoError(t, next.Map(background, on, vmm.Span{First: 0, N: 2}))
+		require.NoError(t, next.Unmap(background, vmm.Span{First: 0, N: 2}))
+		asked := evictor(t, b, old, on)
+		require.NoError(t, next.Map(background, on, vmm.Span{First: 0, N: 4}))
+		require.Equal(t, 1, *asked)
+		require.Equal(t, 4, p.Stats().Made)
+	})
+}
+
+// While pages that were freed wait for the GPU no more are asked for: a Map with a deadline
+// waits for them, and one without returns the error.
+func TestEvictedPagesAreWaitedForAndNoMoreAsked(t *testing.T) {
+	m, d := open(t)
+	b := cuda.NewBudget(2*sparsePage, cuda.BudgetOptions{})
+	p := source(t, d, vmm.PagesOptions{Budget: b})
+	old, next := sparse(t, d, 2, vmm.SparseOptions{Pages: p}), sparse(t, d, 2, vmm.SparseOptions{Pages: p})
+	busy, on, all := stream(t, d), stream(t, d), vmm.Span{First: 0, N: 2}
+	require.NoError(t, old.Map(background, busy, all))
+	m.Hold(busy.Handle())
+	write(t, busy, old, 0, 1)
+	asked := evictor(t, b, old, busy)
+	require.ErrorIs(t, next.Map(background, on, all), cuda.ErrBudget)
+	require.Equal(t, 1, *asked)
+
+	ctx, cancel := context.WithTimeout(background, testTimeout)
+	defer cancel()
+	time.AfterFunc(20*time.Millisecond, func() { m.Release(busy.Handle()) })
+	require.NoError(t, next.Map(ctx, on, all))
+	require.Equal(t, 1, *asked)
+	require.Equal(t, 2, p.Stats().Made)
 }
 
 // What no source can be made with.

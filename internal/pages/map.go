@@ -93,11 +93,12 @@ const (
 )
 
 // try makes a change, and again for as long as it may come to succeed: while it waits for the
-// GPU, when the budget has made room, and, if ctx has a deadline, while there is no memory.
-// Between two tries nothing of the range is held, since what makes room may be its own.
+// GPU, when owners of the budget have freed something, and, if ctx has a deadline, while there is
+// no memory. Owners are asked for no more while free pages that wait for the GPU are enough. Between
+// two tries nothing of the range is held, since what is freed may be its own.
 func (r *Range) try(ctx context.Context, op string, once func() error) error {
 	_, patient := ctx.Deadline()
-	again := false
+	first, again := !patient, false
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		err := r.attempt(op, once)
 		var short *budget.Shortage
@@ -105,9 +106,10 @@ func (r *Range) try(ctx context.Context, op string, once func() error) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, errWaits):
-		case errors.As(err, &short) && r.System().MakeRoom(short):
+		case errors.As(err, &short) && (first || !r.source.serves(short)) && r.makeRoom(short):
+			first = false
 			continue
-		case errors.Is(err, cuda.ErrOutOfMemory) && !again && r.source.idle() > 0: // that came back meanwhile
+		case errors.Is(err, cuda.ErrOutOfMemory) && !again && r.source.hasIdle(1): // that came back meanwhile
 			again = true
 			continue
 		case patient && (short != nil || errors.Is(err, cuda.ErrOutOfMemory)):
@@ -122,6 +124,24 @@ func (r *Range) try(ctx context.Context, op string, once func() error) error {
 			return fmt.Errorf("%s: %w: %w", op, context.Cause(ctx), err)
 		}
 	}
+}
+
+// serves reports whether free pages that wait for the GPU are as many as a budget lacks.
+func (s *Source) serves(short *budget.Shortage) bool {
+	_, waiting := s.free()
+	return short.Lacking() <= uint64(waiting)*s.Page
+}
+
+// makeRoom has owners of the budget free memory, and reports whether to try again at once: what
+// they unmap in ranges of this source is free, but still counts in the budget.
+func (r *Range) makeRoom(short *budget.Shortage) bool {
+	s := r.source
+	idle, waiting := s.free()
+	s.wanting.Add(1)
+	defer s.wanting.Add(-1)
+	made := r.System().MakeRoom(short)
+	nowIdle, nowWaiting := s.free()
+	return made || nowIdle+nowWaiting > idle+waiting
 }
 
 func (r *Range) attempt(op string, once func() error) error {
@@ -228,7 +248,7 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 		return nil
 	}
 	s := r.source
-	if r.null != nil && s.idle() < len(q.holes) {
+	if r.null != nil && !s.hasIdle(len(q.holes)) {
 		for began := time.Now(); s.advance() && time.Since(began) < grace; {
 			time.Sleep(shortestPause)
 		}

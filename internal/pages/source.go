@@ -28,6 +28,8 @@ type Source struct {
 	Closer life.Closer
 	// ending is how many pages of a Replace that failed are to come back.
 	ending atomic.Int64
+	// wanting is how many changes have the budget make room.
+	wanting atomic.Int64
 	// Account pays for the pages; nil for none.
 	Account *budget.Account
 	key     int // of the lanes, in the locals of their streams
@@ -97,11 +99,16 @@ func (s *Source) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	st := s.stats
-	st.Used = s.used
-	for _, l := range s.known {
-		st.Waiting += l.queue.n
-	}
+	st.Used, st.Waiting = s.used, s.waitingLocked()
 	return st
+}
+
+// waitingLocked returns how many free pages wait for the GPU, as far as is known.
+func (s *Source) waitingLocked() (n int) {
+	for _, l := range s.known {
+		n += l.queue.n
+	}
+	return n
 }
 
 // InUse returns how many bytes ranges use.

@@ -50,11 +50,16 @@ func (s *Source) keep(within *budget.Budget) {
 			return 0, true // a change runs, perhaps the caller's
 		}
 		defer s.turn.Unlock()
-		return s.pressedFor(need), s.waiting()
+		freed = s.pressedFor(need)
+		_, waiting := s.free()
+		return freed, waiting > 0
 	})
 	u.remove = func() {}
 	if within != nil {
 		u.remove = within.OnPressure(beforeUsers, func(need uint64) uint64 {
+			if s.wanting.Load() > 0 {
+				return 0 // a Map of this source, which takes what is free here
+			}
 			s.turn.Lock()
 			defer s.turn.Unlock()
 			return s.pressedFor(need)
@@ -78,18 +83,16 @@ func (s *Source) pressedFor(need uint64) uint64 {
 	return freed
 }
 
-// waiting reports whether free pages wait for the GPU.
-func (s *Source) waiting() bool {
+// free returns how many free pages the GPU has passed, and how many wait for it.
+func (s *Source) free() (idle, waiting int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.stats.Pages-s.used > s.stock.n+s.ready.n
+	return s.stock.n + s.ready.n, s.waitingLocked()
 }
 
-// idle returns how many free pages the GPU has passed.
-func (s *Source) idle() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.stock.n + s.ready.n
+func (s *Source) hasIdle(n int) bool {
+	idle, _ := s.free()
+	return idle >= n
 }
 
 // noticeLocked has upkeep run if there is something to do. The caller holds mu, and has changed
@@ -178,7 +181,7 @@ func (s *Source) fillAhead() (after time.Duration) {
 	rest := calm - time.Since(u.pressed)
 	u.mu.Unlock()
 	for first := true; ; first = false {
-		switch free := s.idle(); {
+		switch free, _ := s.free(); {
 		case free >= s.Low && first, free >= s.High, s.Closer.Closed():
 			return never
 		case rest > 0 && s.Low > 0:
