@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
@@ -203,6 +204,38 @@ type SparseStats struct {
 // Stats returns the range's numbers now.
 func (s *Sparse) Stats() SparseStats { return SparseStats(s.r.Numbers()) }
 
+// PageState is what a page of a range is to its user.
+type PageState int
+
+// The states of a page.
+const (
+	PageHole      = PageState(pages.Hole)
+	PageFreed     = PageState(pages.Freed)  // a hole, under which a page lies yet
+	PageMapped    = PageState(pages.Mapped) // nowhere else
+	PageShared    = PageState(pages.Shared) // mapped, and at other places, too
+	PageStuck     = PageState(pages.Stuck)  // could not be unmapped after a failure
+	PageSuspended = PageState(pages.Away)   // mapped, and without memory until Resume
+)
+
+// String returns "hole", "freed", "mapped", "shared", "stuck" or "suspended".
+func (s PageState) String() string {
+	names := [...]string{"hole", "freed", "mapped", "shared", "stuck", "suspended"}
+	if s < 0 || int(s) >= len(names) {
+		return fmt.Sprintf("PageState(%d)", int(s))
+	}
+	return names[s]
+}
+
+// States returns the state of each page of the range now, for a picture of it.
+func (s *Sparse) States() []PageState {
+	in := s.r.States()
+	all := make([]PageState, len(in))
+	for i, st := range in {
+		all[i] = PageState(st)
+	}
+	return all
+}
+
 // Map maps pages where the spans have holes: all of them, or none. Pages that are mapped
 // already stay. on is the stream whose later work uses them first, which the caller orders all
 // other use behind; nil stands for any stream. Contents are undefined, unless the source zeroes
@@ -211,9 +244,9 @@ func (s *Sparse) Stats() SparseStats { return SparseStats(s.r.Numbers()) }
 // A page that work of the same stream was to use last is taken at once. Others are taken when
 // the GPU has passed them, and if that is not enough new ones are made. Map waits for the GPU,
 // until ctx ends, only where a hole still has a page of another stream under it. Where there is
-// no memory it has the owners of the budget make room and tries again once; if ctx has a
-// deadline, it tries until then. On a stream that captures a graph it returns ErrCapturing,
-// unless all pages are mapped already.
+// no memory it has the owners of the budget free some, also in ranges of the same source, and
+// tries again once; if ctx has a deadline, it tries until then. On a stream that captures a graph
+// it returns ErrCapturing, unless all pages are mapped already.
 func (s *Sparse) Map(ctx context.Context, on *cuda.Stream, spans ...Span) error {
 	const op = "vmm.Sparse.Map"
 	in, err := s.inner(op)

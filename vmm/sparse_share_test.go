@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ func TestSharedPages(t *testing.T) {
 		write(t, on, a, 7, 22)
 		require.EqualValues(t, 22, read(t, on, b, 2))
 		require.Equal(t, vmm.SparseStats{Pages: 8, Mapped: 3, Shared: 3}, b.Stats())
+		require.Equal(t, "[hole shared shared shared hole hole hole hole]", fmt.Sprint(b.States()))
 		st := p.Stats()
 		require.Equal(t, []int{3, 3}, []int{st.Pages, st.Used})
 
@@ -239,6 +241,7 @@ func TestSuspendingASparseRange(t *testing.T) {
 		z, err := vmm.Suspend(background, vmm.SuspendOptions{}, s)
 		require.NoError(t, err)
 		require.Equal(t, vmm.SparseStats{Pages: 8, Mapped: 3, Suspended: 3}, s.Stats())
+		require.Equal(t, []vmm.PageState{vmm.PageSuspended, vmm.PageHole}, s.States()[:2])
 		require.Equal(t, 3, s.Pages().Stats().Pages, "the free page is gone")
 		require.Equal(t, 3*sparsePage, z.Report().Memory[0].Given)
 		for what, err := range map[string]error{
@@ -252,6 +255,8 @@ func TestSuspendingASparseRange(t *testing.T) {
 		for _, i := range []int{0, 5, 6} {
 			require.EqualValues(t, i+1, read(t, on, s, i))
 		}
+		require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: 0, N: 1}))
+		require.Equal(t, "[freed hole hole hole hole mapped mapped hole]", fmt.Sprint(s.States()))
 		require.NoError(t, s.Map(background, on, vmm.Span{First: 0, N: 8}))
 		z, err = vmm.Suspend(background, vmm.SuspendOptions{Keep: vmm.Drop}, s)
 		require.NoError(t, err)

@@ -117,6 +117,49 @@ func (r *Range) check(op string, spans []Span) (at []int, err error) {
 	return slices.Compact(at), nil
 }
 
+// State is what a page of a range is to its user.
+type State int
+
+// The states of a page. A shared one is mapped, and elsewhere, too; one that is away is mapped,
+// and has no memory until it is resumed.
+const (
+	Hole State = iota
+	Freed
+	Mapped
+	Shared
+	Stuck
+	Away
+)
+
+// state returns the state of what lies at a place, nil for nothing. The caller holds the source's
+// mu.
+func (p *place) state() State {
+	switch {
+	case p == nil:
+		return Hole
+	case p.stuck:
+		return Stuck
+	case !p.live:
+		return Freed
+	case p.page.h.Away():
+		return Away
+	case p.page.uses > 1:
+		return Shared
+	}
+	return Mapped
+}
+
+// States returns the state of each page.
+func (r *Range) States() []State {
+	r.source.mu.Lock()
+	defer r.source.mu.Unlock()
+	all := make([]State, len(r.places))
+	for i, p := range r.places {
+		all[i] = p.state()
+	}
+	return all
+}
+
 // Numbers are those of a range: its pages, how many are mapped and in use, of which other
 // places use some too, how many freed pages lie under holes, and how many could not be
 // unmapped.
@@ -129,11 +172,11 @@ func (r *Range) Numbers() (n Numbers) {
 	defer s.mu.Unlock()
 	n.Pages = len(r.places)
 	for _, at := range r.places {
-		switch {
-		case at == nil:
-		case at.stuck:
+		switch at.state() {
+		case Hole:
+		case Stuck:
 			n.Stuck++
-		case !at.live:
+		case Freed:
 			n.Freed++
 		default:
 			n.Mapped++
