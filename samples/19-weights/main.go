@@ -24,6 +24,7 @@ var sample = app.Sample{
 	Name:  "19-weights",
 	Shows: "a file of tensors, loaded once, that another process finds by name",
 	Arg:   "FILE",
+	Next:  "20-kv-pages: a cache of pages, in which sequences have contiguous addresses",
 	Run:   run,
 }
 

@@ -261,7 +261,26 @@ var table = map[string]row{
 		faults:    map[string]int{"cuMemAddressReserve": 0, "cuMemCreate": 1, "cuMemHostRegister": 0, "cuMemcpyHtoDAsync": 1, "cuStreamCreate": 0},
 		faultArgs: []string{"-driver", "sim"},
 	},
+	"20-kv-pages": {
+		runs: []run{
+			{name: "evicts", on: &smallPages, says: []string{"slot 0     ░░█\n", "pages      64 were made"},
+				times: map[string]int{`verified   64 sequences, and [1-9]\d* times that one was evicted`: 1}},
+			{args: []string{"-pages", "1000", "-tokens", "4000"}, on: &smallPages, says: []string{"verified   64 sequences, and 0 times that one was evicted"}},
+			{args: []string{"-tokens", "0"}, on: &smallPages, says: []string{"verified   64 sequences"}},
+			{args: []string{"-driver", "real"}, gpu: true, says: []string{"verified"}},
+			{args: []string{"-driver", "sim", "-pages", "8"}, fails: "budget exhausted"},
+			{args: []string{"-driver", "sim", "-pages", "0"}, fails: "1 page or more"},
+			{args: []string{"-driver", "sim", "-tokens", "99999"}, fails: "use 0 to 65536 tokens"},
+		},
+		faults: map[string]int{"cuMemCreate": 20, "cuMemAddressReserve": 3, "cuMemMap": 30, "cuMemSetAccess": 20, "cuModuleLoadData": 0,
+			"cuModuleGetFunction": 0, "cuStreamCreate": 0, "cuLaunchKernel": 10, "cuMemcpyDtoDAsync": 1, "cuMemcpyHtoDAsync": 20, "cuMemcpyDtoHAsync": 2},
+		faultsOn:  smallPages,
+		faultArgs: []string{"-tokens", "4000"},
+	},
 }
+
+// smallPages is a machine whose pages have 64 KiB, and memory that nothing was written to no zeros.
+var smallPages = sim.Options{Poison: true, Devices: []sim.DeviceOptions{{Granularity: 64 << 10}}}
 
 // older is a machine whose driver knows CUDA 12.1.
 var older = sim.OlderDriver(12010)
