@@ -125,9 +125,13 @@ func ExampleSparse_Share() {
 		}
 		fmt.Println(got)
 	}
-	fmt.Println(first.Pages().Stats().Pages, "pages")
+	marks := map[vmm.PageState]string{vmm.PageHole: ".", vmm.PageMapped: "own ", vmm.PageShared: "shared "}
+	for _, state := range second.States()[:5] {
+		fmt.Print(marks[state])
+	}
+	fmt.Printf(" of %d pages\n", first.Pages().Stats().Pages)
 	// Output:
 	// [1 2 3]
 	// [1 20 3]
-	// 3 pages
+	// shared own ... of 3 pages
 }
