@@ -38,6 +38,10 @@ typedef struct {
 } cuvmm_multicast;
 
 typedef struct {
+    uint32_t timeout_ms, reserved[15];
+} cuvmm_lock;
+
+typedef struct {
     uint8_t bytes[16];
 } cuvmm_uuid;
 

@@ -486,6 +486,38 @@ cuvmm_value cuvmm_OccupancyMaxActiveBlocksPerMultiprocessor(cuvmm_driver drv, ui
     return (cuvmm_value){(uint64_t)blocks, result};
 }
 
+cuvmm_value cuvmm_LogsCurrent(cuvmm_driver drv) {
+    uint32_t end = 0;
+    CUVMM_BARE_CALL(drv, cuLogsCurrent, (&end, 0));
+    return (cuvmm_value){(uint64_t)end, result};
+}
+
+cuvmm_value cuvmm_CheckpointProcessGetState(cuvmm_driver drv, int32_t pid) {
+    uint32_t state = 0;
+    CUVMM_BARE_CALL(drv, cuCheckpointProcessGetState, (pid, &state));
+    return (cuvmm_value){(uint64_t)state, result};
+}
+
+int32_t cuvmm_CheckpointProcessLock(cuvmm_driver drv, int32_t pid, const cuvmm_lock *args) {
+    CUVMM_BARE_CALL(drv, cuCheckpointProcessLock, (pid, args));
+    return result;
+}
+
+int32_t cuvmm_CheckpointProcessCheckpoint(cuvmm_driver drv, int32_t pid) {
+    CUVMM_BARE_CALL(drv, cuCheckpointProcessCheckpoint, (pid, NULL));
+    return result;
+}
+
+int32_t cuvmm_CheckpointProcessRestore(cuvmm_driver drv, int32_t pid) {
+    CUVMM_BARE_CALL(drv, cuCheckpointProcessRestore, (pid, NULL));
+    return result;
+}
+
+int32_t cuvmm_CheckpointProcessUnlock(cuvmm_driver drv, int32_t pid) {
+    CUVMM_BARE_CALL(drv, cuCheckpointProcessUnlock, (pid, NULL));
+    return result;
+}
+
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c) {
     CUVMM_CALL(drv, 0, cuCtxDestroy, (c));
     return result;

@@ -408,6 +408,32 @@ func (t *table) OccupancyMaxActiveBlocksPerMultiprocessor(c driver.Context, f dr
 	return int32(got.value), driver.Result(got.result)
 }
 
+func (t *table) LogsCurrent() (end driver.LogPosition, r driver.Result) {
+	got := C.cuvmm_LogsCurrent(t.c)
+	return driver.LogPosition(got.value), driver.Result(got.result)
+}
+
+func (t *table) CheckpointProcessGetState(pid int32) (state driver.ProcessState, r driver.Result) {
+	got := C.cuvmm_CheckpointProcessGetState(t.c, C.int32_t(pid))
+	return driver.ProcessState(got.value), driver.Result(got.result)
+}
+
+func (t *table) CheckpointProcessLock(pid int32, args driver.LockArgs) driver.Result {
+	return driver.Result(C.cuvmm_CheckpointProcessLock(t.c, C.int32_t(pid), (*C.cuvmm_lock)(unsafe.Pointer(&args))))
+}
+
+func (t *table) CheckpointProcessCheckpoint(pid int32) driver.Result {
+	return driver.Result(C.cuvmm_CheckpointProcessCheckpoint(t.c, C.int32_t(pid)))
+}
+
+func (t *table) CheckpointProcessRestore(pid int32) driver.Result {
+	return driver.Result(C.cuvmm_CheckpointProcessRestore(t.c, C.int32_t(pid)))
+}
+
+func (t *table) CheckpointProcessUnlock(pid int32) driver.Result {
+	return driver.Result(C.cuvmm_CheckpointProcessUnlock(t.c, C.int32_t(pid)))
+}
+
 func (t *foreign) CtxDestroy(c driver.Context) driver.Result {
 	return driver.Result(C.cuvmm_CtxDestroy(t.c, C.uintptr_t(c)))
 }

@@ -6,7 +6,7 @@
 #define CUVMM_CALLS_H
 
 // The place of cuCtxPopCurrent in the table of entry points: behind the calls.
-enum { CUVMM_POP = 115 };
+enum { CUVMM_POP = 122 };
 
 int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);
@@ -100,6 +100,12 @@ cuvmm_value cuvmm_FuncGetAttribute(cuvmm_driver drv, uintptr_t ctx, int32_t attr
 int32_t cuvmm_FuncSetAttribute(cuvmm_driver drv, uintptr_t ctx, uintptr_t f, int32_t attribute, int32_t value);
 cuvmm_value cuvmm_OccupancyMaxActiveBlocksPerMultiprocessor(cuvmm_driver drv, uintptr_t ctx, uintptr_t f,
         int32_t threads, size_t shared);
+cuvmm_value cuvmm_LogsCurrent(cuvmm_driver drv);
+cuvmm_value cuvmm_CheckpointProcessGetState(cuvmm_driver drv, int32_t pid);
+int32_t cuvmm_CheckpointProcessLock(cuvmm_driver drv, int32_t pid, const cuvmm_lock *args);
+int32_t cuvmm_CheckpointProcessCheckpoint(cuvmm_driver drv, int32_t pid);
+int32_t cuvmm_CheckpointProcessRestore(cuvmm_driver drv, int32_t pid);
+int32_t cuvmm_CheckpointProcessUnlock(cuvmm_driver drv, int32_t pid);
 int32_t cuvmm_CtxDestroy(cuvmm_driver drv, uintptr_t c);
 cuvmm_value cuvmm_CtxGetCurrent(cuvmm_driver drv);
 int32_t cuvmm_CtxSetCurrent(cuvmm_driver drv, uintptr_t c);

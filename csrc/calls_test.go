@@ -641,6 +641,45 @@ var rows = map[driver.Call]row{
 		},
 		args: le(module, []byte("table\x00")), values: []any{driver.Ptr(0x7f1200000000), uint64(24)}, takes: true,
 	},
+	driver.CallLogsCurrent: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			end, r := d.LogsCurrent()
+			return []any{end, r}
+		},
+		args: le(uint32(0)), values: []any{driver.LogPosition(41)}, bare: true,
+	},
+	driver.CallLogsDumpToMemory: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			end, n, r := d.LogsDumpToMemory(7, make([]byte, 20))
+			return []any{end, n, r}
+		},
+		args: le(uint32(7), uint64(20), uint32(0)), values: []any{driver.LogPosition(9), uint64(6)}, bare: true,
+	},
+	driver.CallCheckpointProcessGetState: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			state, r := d.CheckpointProcessGetState(4711)
+			return []any{state, r}
+		},
+		args: le(int32(4711)), values: []any{driver.ProcessCheckpointed}, bare: true,
+	},
+	driver.CallCheckpointProcessLock: {
+		do: func(d driver.Driver, _ driver.Context) []any {
+			return []any{d.CheckpointProcessLock(4711, driver.LockArgs{TimeoutMS: 250})}
+		},
+		args: le(int32(4711), uint32(250), make([]byte, 60)), bare: true,
+	},
+	driver.CallCheckpointProcessCheckpoint: {
+		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.CheckpointProcessCheckpoint(4711)} },
+		args: le(int32(4711), uint64(0)), bare: true,
+	},
+	driver.CallCheckpointProcessRestore: {
+		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.CheckpointProcessRestore(4711)} },
+		args: le(int32(4711), uint64(0)), bare: true,
+	},
+	driver.CallCheckpointProcessUnlock: {
+		do:   func(d driver.Driver, _ driver.Context) []any { return []any{d.CheckpointProcessUnlock(4711)} },
+		args: le(int32(4711), uint64(0)), bare: true,
+	},
 	driver.CallStreamCreateWithPriority: {
 		do: func(d driver.Driver, c driver.Context) []any {
 			v, r := d.StreamCreateWithPriority(c, driver.StreamNonBlocking, -3)

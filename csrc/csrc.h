@@ -126,6 +126,9 @@ cuvmm_value cuvmm_MemGetHandleForAddressRange(cuvmm_driver d, uintptr_t ctx, uin
 // multicast.c
 cuvmm_value cuvmm_MulticastCreate(cuvmm_driver d, const cuvmm_multicast *prop);
 
+// logs.c
+cuvmm_pair cuvmm_LogsDumpToMemory(cuvmm_driver d, uint32_t from, char *text, uint64_t room);
+
 // managed.c
 int32_t cuvmm_MemRangeGetAttributes(cuvmm_driver d, uintptr_t ctx, const uint32_t *attributes, const uint64_t *counts,
                                     uint64_t n_attributes, uint64_t p, uint64_t n, int32_t *out);

@@ -116,6 +116,13 @@ typedef struct {
     int32_t (*cuOccupancyMaxActiveBlocksPerMultiprocessor)(int32_t *blocks, uintptr_t f, int32_t threads,
         size_t shared);
     int32_t (*cuModuleGetGlobal)(uint64_t *p, size_t *bytes, uintptr_t m, const char *name);
+    int32_t (*cuLogsCurrent)(uint32_t *end, uint32_t flags);
+    int32_t (*cuLogsDumpToMemory)(uint32_t *iterator, char *buffer, size_t *size, uint32_t flags);
+    int32_t (*cuCheckpointProcessGetState)(int32_t pid, uint32_t *state);
+    int32_t (*cuCheckpointProcessLock)(int32_t pid, const cuvmm_lock *args);
+    int32_t (*cuCheckpointProcessCheckpoint)(int32_t pid, void *args);
+    int32_t (*cuCheckpointProcessRestore)(int32_t pid, void *args);
+    int32_t (*cuCheckpointProcessUnlock)(int32_t pid, void *args);
     int32_t (*cuThreadExchangeStreamCaptureMode)(uint32_t *m);
     int32_t (*cuCtxCreate)(uintptr_t *made, uint32_t flags, int32_t d);
     int32_t (*cuCtxDestroy)(uintptr_t c);

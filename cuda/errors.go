@@ -76,6 +76,9 @@ type Error struct {
 	Call string
 	// Code is what the driver returned, or zero.
 	Code Code
+	// Logged is what the driver wrote of the call to its own log, in its words. It is empty
+	// before CUDA 12.9, and of calls of which the driver logs nothing.
+	Logged string
 	// Asked says what was requested: sizes, device, location.
 	Asked string
 	// Hint says what to do about it.
@@ -93,6 +96,9 @@ func (e *Error) Error() string {
 			asked += ": "
 		}
 		asked += fmt.Sprintf("%s returned %s", e.Call, e.Code)
+		if e.Logged != "" {
+			asked += " and logged " + errs.Words(e.Logged)
+		}
 	}
 	return errs.Line(e.Op, e.kind, asked, e.cause, e.Hint)
 }
@@ -122,7 +128,7 @@ var sentinels = map[errs.Kind]error{
 func init() { errs.SetErrors(newError, sentinels) }
 
 func newError(f errs.Failure) error {
-	e := &Error{Op: f.Op, Code: Code(f.Result), Asked: f.Asked, Hint: f.Hint, cause: f.Err}
+	e := &Error{Op: f.Op, Code: Code(f.Result), Logged: f.Logged, Asked: f.Asked, Hint: f.Hint, cause: f.Err}
 	if f.Result != driver.Success {
 		e.Call = f.Call.String()
 	}

@@ -43,6 +43,7 @@ const (
 	attributeHint     = "the driver's cuda.h lists the numbers that it knows (CUdevice_attribute)"
 	notManagedHint    = "the range must be managed memory, within one allocation"
 	notMemoryHint     = "all of the range must be memory that is mapped, or was allocated"
+	stateHint         = "another process has made such a call of it meanwhile: cuvmm wake ends what it finds"
 	notConcurrentHint = "a device without concurrent managed access pages nothing: do without advice and prefetches, or hide it with CUDA_VISIBLE_DEVICES"
 )
 
@@ -158,6 +159,16 @@ var byCall = map[callResult]explanation{
 		"the module has no variable of that name; C++ compilers change names, unless they are declared extern \"C\""},
 	{driver.CallLaunchKernel, driver.LaunchOutOfRes}: {errs.InvalidArgument,
 		"a block of that many threads needs more registers or shared memory than there are: use smaller blocks"},
+	{driver.CallCheckpointProcessLock, driver.NotReady}: {errs.InUse,
+		"the process has work that does not end, as that of a stream that waits for a value: end it, or allow more time"},
+	{driver.CallCheckpointProcessLock, driver.IllegalState}:       {errs.InvalidArgument, stateHint},
+	{driver.CallCheckpointProcessCheckpoint, driver.IllegalState}: {errs.InvalidArgument, stateHint},
+	{driver.CallCheckpointProcessRestore, driver.IllegalState}:    {errs.InvalidArgument, stateHint},
+	{driver.CallCheckpointProcessUnlock, driver.IllegalState}:     {errs.InvalidArgument, stateHint},
+	{driver.CallCheckpointProcessCheckpoint, driver.NotSupported}: {errs.NotSupported,
+		"the process has what no checkpoint holds, as managed memory; it is locked: unlock it (cuvmm wake)"},
+	{driver.CallCheckpointProcessRestore, driver.NotSupported}: {errs.NotSupported,
+		"the process had imported memory, and is lost: end it"},
 	{driver.CallEventElapsedTime, driver.InvalidHandle}: {errs.InvalidArgument,
 		"make both events with Timing, and record both"},
 	{driver.CallEventElapsedTime, driver.NotReady}: {errs.InvalidArgument,

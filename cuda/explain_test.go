@@ -33,6 +33,7 @@ var withoutRows = map[driver.Call]string{
 	driver.CallModuleUnload:                         codeSays, driver.CallFuncGetAttribute: codeSays,
 	driver.CallStreamCreateWithPriority: codeSays, driver.CallCtxGetStreamPriorityRange: codeSays, driver.CallStreamGetPriority: codeSays,
 	driver.CallOccupancyMaxActiveBlocksPerMultiprocessor: codeSays, driver.CallLaunchHostFunc: codeSays,
+	driver.CallLogsCurrent: asked, driver.CallLogsDumpToMemory: asked, driver.CallCheckpointProcessGetState: codeSays,
 	driver.CallMemAlloc: codeSays, driver.CallFuncGetParamInfo: asked, driver.CallModuleLoadDataEx: elsewhere,
 
 	driver.CallMemDiscardBatchAsync: foreign, driver.CallThreadExchangeStreamCaptureMode: foreign, driver.CallDevicePrimaryCtxGetState: foreign,

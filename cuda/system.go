@@ -72,6 +72,7 @@ func newSystem(d driver.Driver, c core.Config) (*System, error) {
 	about := d.Describe()
 	s := &System{info: DriverInfo{about.Software, int(version), about.Path, about.Machine}}
 	s.core = core.NewSystem(d, version, c)
+	s.core.SkipLog()
 	s.systemHolder = core.NewSystemHolder(s.core)
 	for i := range count {
 		dev, call, r := s.newDevice(i)

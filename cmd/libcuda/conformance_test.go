@@ -72,7 +72,7 @@ func TestConformance(t *testing.T) {
 	multicast := sim.DeviceOptions{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}}
 	usual := drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20}
 	folder, other, two := usual, usual, usual
-	folder.IMEXChannel = true
+	folder.IMEXChannel, folder.Together = true, true
 	other.Granularity = 64 << 10
 	two.ContextBytes = 527 << 20
 	for _, c := range []struct {

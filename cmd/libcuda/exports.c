@@ -507,6 +507,41 @@ int32_t cuModuleGetGlobal_v2(uint64_t *p, size_t *bytes, uintptr_t m, const char
     return r != 0 ? r : cuvmm_sim_ModuleGetGlobal(p, bytes, m, (char *)name);
 }
 
+int32_t cuLogsCurrent(uint32_t *end, uint32_t flags) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_LogsCurrent(end, flags);
+}
+
+int32_t cuLogsDumpToMemory(uint32_t *iterator, char *buffer, size_t *size, uint32_t flags) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_LogsDumpToMemory(iterator, buffer, size, flags);
+}
+
+int32_t cuCheckpointProcessGetState(int32_t pid, uint32_t *state) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CheckpointProcessGetState(pid, state);
+}
+
+int32_t cuCheckpointProcessLock(int32_t pid, const cuvmm_lock *args) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CheckpointProcessLock(pid, (cuvmm_lock *)args);
+}
+
+int32_t cuCheckpointProcessCheckpoint(int32_t pid, void *args) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CheckpointProcessCheckpoint(pid, args);
+}
+
+int32_t cuCheckpointProcessRestore(int32_t pid, void *args) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CheckpointProcessRestore(pid, args);
+}
+
+int32_t cuCheckpointProcessUnlock(int32_t pid, void *args) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_CheckpointProcessUnlock(pid, args);
+}
+
 int32_t cuThreadExchangeStreamCaptureMode(uint32_t *m) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_ThreadExchangeStreamCaptureMode(m);
@@ -687,6 +722,13 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuFuncSetAttribute", 9000, (cuvmm_function)cuFuncSetAttribute},
     {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050, (cuvmm_function)cuOccupancyMaxActiveBlocksPerMultiprocessor},
     {"cuModuleGetGlobal", 3020, (cuvmm_function)cuModuleGetGlobal_v2},
+    {"cuLogsCurrent", 12090, (cuvmm_function)cuLogsCurrent},
+    {"cuLogsDumpToMemory", 12090, (cuvmm_function)cuLogsDumpToMemory},
+    {"cuCheckpointProcessGetState", 12080, (cuvmm_function)cuCheckpointProcessGetState},
+    {"cuCheckpointProcessLock", 12080, (cuvmm_function)cuCheckpointProcessLock},
+    {"cuCheckpointProcessCheckpoint", 12080, (cuvmm_function)cuCheckpointProcessCheckpoint},
+    {"cuCheckpointProcessRestore", 12080, (cuvmm_function)cuCheckpointProcessRestore},
+    {"cuCheckpointProcessUnlock", 12080, (cuvmm_function)cuCheckpointProcessUnlock},
     {"cuThreadExchangeStreamCaptureMode", 10010, (cuvmm_function)cuThreadExchangeStreamCaptureMode},
     {"cuCtxCreate", 3020, (cuvmm_function)cuCtxCreate_v2},
     {"cuCtxDestroy", 4000, (cuvmm_function)cuCtxDestroy_v2},

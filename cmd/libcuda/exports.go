@@ -1096,6 +1096,88 @@ func cuvmm_sim_OccupancyMaxActiveBlocksPerMultiprocessor(blocks *C.int32_t, f C.
 	return 0
 }
 
+//export cuvmm_sim_LogsCurrent
+func cuvmm_sim_LogsCurrent(end *C.uint32_t, flags C.uint32_t) C.int32_t {
+	if end == nil || flags != 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.LogsCurrent()
+	if res != driver.Success {
+		return code(res)
+	}
+	*end = C.uint32_t(v0)
+	return 0
+}
+
+//export cuvmm_sim_CheckpointProcessGetState
+func cuvmm_sim_CheckpointProcessGetState(pid C.int32_t, state *C.uint32_t) C.int32_t {
+	if state == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	v0, res := lib.CheckpointProcessGetState(int32(pid))
+	if res != driver.Success {
+		return code(res)
+	}
+	*state = C.uint32_t(v0)
+	return 0
+}
+
+//export cuvmm_sim_CheckpointProcessLock
+func cuvmm_sim_CheckpointProcessLock(pid C.int32_t, args *C.cuvmm_lock) C.int32_t {
+	if args == nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.CheckpointProcessLock(int32(pid), *(*driver.LockArgs)(unsafe.Pointer(args))))
+}
+
+//export cuvmm_sim_CheckpointProcessCheckpoint
+func cuvmm_sim_CheckpointProcessCheckpoint(pid C.int32_t, args unsafe.Pointer) C.int32_t {
+	if args != nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.CheckpointProcessCheckpoint(int32(pid)))
+}
+
+//export cuvmm_sim_CheckpointProcessRestore
+func cuvmm_sim_CheckpointProcessRestore(pid C.int32_t, args unsafe.Pointer) C.int32_t {
+	if args != nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.CheckpointProcessRestore(int32(pid)))
+}
+
+//export cuvmm_sim_CheckpointProcessUnlock
+func cuvmm_sim_CheckpointProcessUnlock(pid C.int32_t, args unsafe.Pointer) C.int32_t {
+	if args != nil {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.CheckpointProcessUnlock(int32(pid)))
+}
+
 //export cuvmm_sim_CtxGetCurrent
 func cuvmm_sim_CtxGetCurrent(current *C.uintptr_t) C.int32_t {
 	if current == nil {

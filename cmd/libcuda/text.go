@@ -28,6 +28,31 @@ func cuvmm_sim_DeviceGetName(name *C.char, room C.int32_t, dev C.int32_t) C.int3
 	return code(r)
 }
 
+// A null iterator means the whole log.
+//
+//export cuvmm_sim_LogsDumpToMemory
+func cuvmm_sim_LogsDumpToMemory(iterator *C.uint32_t, buffer *C.char, size *C.size_t, flags C.uint32_t) C.int32_t {
+	if buffer == nil || size == nil || *size == 0 || *size > longest || flags != 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	d, r := opened()
+	if r != driver.Success {
+		return code(r)
+	}
+	from := driver.LogPosition(0)
+	if iterator != nil {
+		from = driver.LogPosition(*iterator)
+	}
+	end, n, r := d.LogsDumpToMemory(from, unsafe.Slice((*byte)(unsafe.Pointer(buffer)), *size))
+	if r == driver.Success {
+		*size = C.size_t(n)
+		if iterator != nil {
+			*iterator = C.uint32_t(end)
+		}
+	}
+	return code(r)
+}
+
 // longest bounds the lists that callers give, in elements or bytes: a longer one is a
 // number that went wrong, and no memory of the caller's.
 const longest = 1 << 30

@@ -150,7 +150,7 @@ func (m *Machine) missing(call driver.Call, p, n uint64) bool {
 	}
 	if n <= ^uint64(0)-p {
 		at := m.backedTo(p, n)
-		m.note("%v on [%#x, %#x+%#x): illegal address %#x: %s", call, p, p, n, at, m.whatIsAt(at, created.Add(1)))
+		m.explain(call, "%v on [%#x, %#x+%#x): illegal address %#x: %s", call, p, p, n, at, m.whatIsAt(at, created.Add(1)))
 	}
 	return true
 }

@@ -28,7 +28,7 @@ var conformanceMachines = []struct {
 		sim.Options{Fabric: sim.Fabric{Channels: []int{0}}, Devices: []sim.DeviceOptions{
 			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
 		}},
-		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true, ContextBytes: 527 << 20},
+		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20, IMEXChannel: true, Together: true, ContextBytes: 527 << 20},
 	},
 	{
 		"other granularity",

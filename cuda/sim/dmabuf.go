@@ -35,7 +35,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 	if m.books != nil && !pins[0].onHost() && pins[0].prop.Type == driver.AllocationPinned {
 		fd, err := m.pinBooked(pins)
 		if err != nil {
-			m.note("DMA-BUF of [%#x, %#x): %v", lo, hi, err)
+			m.explain(driver.CallMemGetHandleForAddressRange, "DMA-BUF of [%#x, %#x): %v", lo, hi, err)
 			return -1, driver.OperatingSystem
 		}
 		return int32(fd), driver.Success
@@ -48,7 +48,7 @@ func (a *api) MemGetHandleForAddressRange(c driver.Context, p driver.Ptr, size u
 		}
 	}
 	if err != nil {
-		m.note("DMA-BUF of [%#x, %#x): %v", lo, hi, err)
+		m.explain(driver.CallMemGetHandleForAddressRange, "DMA-BUF of [%#x, %#x): %v", lo, hi, err)
 		return -1, driver.OperatingSystem
 	}
 	for _, mem := range pins {

@@ -60,14 +60,25 @@ func (m *Machine) outcome(c *gpuContext) driver.Result {
 
 // await waits until all of that work is done. The lock is released meanwhile.
 func (m *Machine) await(work ...*op) {
-	for _, o := range work {
-		m.engine.wanted[o]++
-	}
-	m.startEngine()
+	m.want(work)
 	for _, o := range work {
 		for !o.done && !m.closed {
 			m.changed.Wait()
 		}
+	}
+	m.unwant(work)
+}
+
+// want has the engine do that work, and what it depends on, at once, until unwant.
+func (m *Machine) want(work []*op) {
+	for _, o := range work {
+		m.engine.wanted[o]++
+	}
+	m.startEngine()
+}
+
+func (m *Machine) unwant(work []*op) {
+	for _, o := range work {
 		if m.engine.wanted[o]--; m.engine.wanted[o] == 0 {
 			delete(m.engine.wanted, o)
 		}

@@ -41,7 +41,7 @@ func (m *Machine) fabricHandle(id uint64) (s driver.ShareableHandle) {
 
 func (m *Machine) exportFabric(mem *memory) (s driver.ShareableHandle, r driver.Result) {
 	if err := m.share(mem); err != nil {
-		m.note("export of %d bytes: %v", mem.size, err)
+		m.explain(driver.CallMemExportToShareableHandle, "export of %d bytes: %v", mem.size, err)
 		return s, driver.OperatingSystem
 	}
 	m.books.Offer(mem.id)
@@ -59,10 +59,10 @@ func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result
 	switch {
 	case file == nil:
 	case l.Handles&uint32(driver.HandleFabric) == 0 || l.Cluster != here.Cluster || l.Clique != here.Clique:
-		m.note("import of a fabric handle: it is of clique %d of cluster %x, this process is in clique %d of %x", l.Clique, l.Cluster, here.Clique, here.Cluster)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a fabric handle: it is of clique %d of cluster %x, this process is in clique %d of %x", l.Clique, l.Cluster, here.Clique, here.Cluster)
 		r = driver.InvalidHandle
 	case l.Channel != int32(here.Channels[0]):
-		m.note("import of a fabric handle: it was made on channel %d, this process is on channel %d", l.Channel, here.Channels[0])
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a fabric handle: it was made on channel %d, this process is on channel %d", l.Channel, here.Channels[0])
 		r = driver.NotPermitted
 	}
 	return m.acceptOffer(file, l, mem, r)
@@ -72,7 +72,7 @@ func (m *Machine) importFabric(s driver.ShareableHandle) (*memory, driver.Result
 func (m *Machine) openOffer(s driver.ShareableHandle) (file *osmem.Shared, l label, mem *memory, r driver.Result) {
 	id := binary.LittleEndian.Uint64(s[16:])
 	if s != m.fabricHandle(id) {
-		m.note("import of a handle: it is of another machine, or none at all")
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a handle: it is of another machine, or none at all")
 		return nil, l, nil, driver.InvalidHandle
 	}
 	file, err := m.books.Open(id)
@@ -83,11 +83,11 @@ func (m *Machine) openOffer(s driver.ShareableHandle) (file *osmem.Shared, l lab
 		err = errLabel
 	}
 	if err != nil {
-		m.note("import of a handle: the memory is gone: %v", err)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a handle: the memory is gone: %v", err)
 		return file, l, nil, driver.InvalidHandle
 	}
 	if mem, r = m.imported(l); r != driver.Success {
-		m.note("import of a handle: the memory's device is hidden from this process")
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a handle: the memory's device is hidden from this process")
 		r = driver.InvalidDevice
 	}
 	return file, l, mem, r
@@ -97,7 +97,7 @@ func (m *Machine) openOffer(s driver.ShareableHandle) (file *osmem.Shared, l lab
 // a failure.
 func (m *Machine) acceptOffer(file *osmem.Shared, l label, mem *memory, r driver.Result) (*memory, driver.Result) {
 	if r == driver.Success && !m.books.Accept(l.ID) {
-		m.note("import of a handle: its maker is gone, or released the memory")
+		m.explain(driver.CallMemImportFromShareableHandle, "import of a handle: its maker is gone, or released the memory")
 		r = driver.InvalidHandle
 	}
 	if file == nil {

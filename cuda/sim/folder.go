@@ -104,7 +104,7 @@ func (m *Machine) openBooked(fd int) (*memory, driver.Result) {
 		l, err = readLabel(tail, size)
 	}
 	if err != nil || l.Kind == labelDMABuf || !m.books.Is(l.ID, fd) {
-		m.note("import of descriptor %d: it is not memory that a process on this machine's folder exported (%v): give all processes the same Folder (%s)", fd, err, MachineEnv)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of descriptor %d: it is not memory that a process on this machine's folder exported (%v): give all processes the same Folder (%s)", fd, err, MachineEnv)
 		return nil, driver.Unknown
 	}
 	return m.importBooked(l)
@@ -115,16 +115,16 @@ func (m *Machine) importBooked(l label) (*memory, driver.Result) {
 	mem, r := m.imported(l)
 	switch {
 	case r != driver.Success:
-		m.note("import: the memory is on a device that this process does not see")
+		m.explain(driver.CallMemImportFromShareableHandle, "import: the memory is on a device that this process does not see")
 		return nil, r
 	case !m.books.Hold(l.ID):
-		m.note("import: the memory is gone")
+		m.explain(driver.CallMemImportFromShareableHandle, "import: the memory is gone")
 		return nil, driver.InvalidHandle
 	}
 	s, err := m.books.Open(l.ID)
 	if err != nil {
 		m.books.Drop(l.ID)
-		m.note("import: %v", err)
+		m.explain(driver.CallMemImportFromShareableHandle, "import: %v", err)
 		return nil, driver.OperatingSystem
 	}
 	m.adopt(mem, s, l)

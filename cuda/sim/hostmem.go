@@ -45,7 +45,7 @@ func (a *api) MemHostAlloc(c driver.Context, n uint64, flags driver.HostAllocFla
 	b, in, err := m.pinnedBytes(n, size)
 	if err != nil {
 		m.host.give(size)
-		m.note("pinned memory: %v", err)
+		m.explain(driver.CallMemHostAlloc, "pinned memory: %v", err)
 		return nil, driver.OutOfMemory
 	}
 	if m.options.Poison {
@@ -92,7 +92,7 @@ func (a *api) MemHostRegister(c driver.Context, p unsafe.Pointer, n uint64, flag
 	}
 	lo := uint64(uintptr(p))
 	if osmem.Linux && (space.overlaps(span{lo, lo + n}) || !host.Mapped(lo, n)) {
-		a.m.note("registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
+		a.m.explain(driver.CallMemHostRegister, "registration of [%#x, %#x+%#x): not all of it is memory of this process", lo, lo, n)
 		return driver.InvalidValue
 	}
 	if !ctx.adopt(KindRegistration, unsafe.Slice((*byte)(p), n), nil) {

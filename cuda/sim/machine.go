@@ -44,10 +44,13 @@ type Machine struct {
 	changed *sync.Cond // work was done, a stall ended, the machine was closed
 
 	inited, closed bool
+	process        process
+	attendant      *attendant
 	dismantled     bool // what calls that waited still hold is gone
 	rng            *rand.Rand
 	reports        []string // what went wrong, in words
-	culprit        string   // what first destroyed a context
+	log            driverLog
+	culprit        string // what first destroyed a context
 	objects        map[*object]struct{}
 	orphans        []*object
 	freed          []span // addresses, latest last, if Options.ReuseAddresses
@@ -166,6 +169,7 @@ func (m *Machine) Close() error {
 	m.stopEngine()
 	m.dismantle()
 	m.mu.Unlock()
+	m.attendant.close()
 	ended := errors.Join(m.besideEnded(), m.racesEnded())
 	if len(leaks) == 0 {
 		return ended
@@ -239,21 +243,6 @@ func (m *Machine) Fault() string {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.culprit
-}
-
-// Log returns what result codes cannot express: why a descriptor was refused, which
-// address of a copy has no memory, what destroyed a context.
-func (m *Machine) Log() []string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return append([]string(nil), m.reports...)
-}
-
-// note adds to the log, which keeps its first thousand entries.
-func (m *Machine) note(format string, args ...any) {
-	if len(m.reports) < 1000 {
-		m.reports = append(m.reports, fmt.Sprintf(format, args...))
-	}
 }
 
 func (m *Machine) pools() []*pool {
@@ -330,6 +319,9 @@ func (a *api) inject(c driver.Call) (driver.Result, *cut) {
 func (a *api) lock(c driver.Call) driver.Result {
 	m := a.m
 	m.mu.Lock()
+	for m.process.stopped() && !m.closed {
+		m.changed.Wait()
+	}
 	var r driver.Result
 	switch {
 	case !a.Has(c):
@@ -366,6 +358,7 @@ func (a *api) Init() driver.Result {
 	}
 	defer a.leave()
 	a.m.inited = true
+	a.m.attend()
 	return driver.Success
 }
 

@@ -103,7 +103,7 @@ func (r *backing) obtainPiece(n, size uint64, prop driver.AllocationProp) driver
 	in, err := m.managedSlabs.acquire(size)
 	if err != nil {
 		m.managed.give(size)
-		m.note("managed memory: %v", err)
+		m.explain(driver.CallMemAllocManaged, "managed memory: %v", err)
 		return driver.OutOfMemory
 	}
 	r.mem = &memory{machine: m, pool: m.managed, size: size, prop: prop, piece: in, refs: 1}

@@ -46,7 +46,7 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 	text, _, _ := bytes.Cut(image, []byte{0}) // PTX ends there
 	switch {
 	case bytes.HasPrefix(text, []byte("\x7fELF")):
-		m.note("module: the software driver runs no binary code; give it the PTX")
+		m.explain(call, "module: the software driver runs no binary code; give it the PTX")
 		return 0, "", driver.NoBinaryForGPU
 	case !isPTX(string(text)):
 		return 0, "", driver.InvalidImage
@@ -56,7 +56,7 @@ func (a *api) load(call driver.Call, c driver.Context, image []byte) (driver.Mod
 		target: 10*int(ctx.device.attributes[driver.AttrComputeMajor]) + int(ctx.device.attributes[driver.AttrComputeMinor]),
 	})
 	if err != nil {
-		m.note("module: %v", err)
+		m.explain(call, "module: %v", err)
 		if errors.Is(err, errPTXVersion) {
 			return 0, err.Error(), driver.UnsupportedPTX
 		}
@@ -129,7 +129,7 @@ func (a *api) ModuleGetFunction(c driver.Context, h driver.Module, name string) 
 	case !ok:
 		return 0, driver.NotFound
 	case kernelTwin(name) == nil:
-		m.note("kernel %s has no Go function to stand for it; register one with RegisterKernel", name)
+		m.explain(driver.CallModuleGetFunction, "kernel %s has no Go function to stand for it; register one with RegisterKernel", name)
 		return 0, driver.NotSupported
 	}
 	for h, f := range m.functions {

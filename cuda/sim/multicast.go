@@ -80,7 +80,7 @@ func (a *api) MulticastCreate(p driver.MulticastProp) (driver.MemHandle, driver.
 			if s != nil {
 				_ = s.Close()
 			}
-			m.note("a multicast object: %v", err)
+			m.explain(driver.CallMulticastCreate, "a multicast object: %v", err)
 			return 0, driver.OperatingSystem
 		}
 		mem.shared, mem.id = s, id
@@ -289,7 +289,7 @@ func (a *api) MulticastUnbind(v driver.MemHandle, d driver.Device, mcOffset, siz
 	case t == nil || size == 0 || size%unit != 0 || mcOffset%unit != 0:
 		return driver.InvalidValue
 	case !t.unbind(dev, mcOffset, size):
-		m.note("unbind of [%#x, %#x+%#x) of a multicast object for device %d: nothing was bound with this offset and size", mcOffset, mcOffset, size, d)
+		m.explain(driver.CallMulticastUnbind, "unbind of [%#x, %#x+%#x) of a multicast object for device %d: nothing was bound with this offset and size", mcOffset, mcOffset, size, d)
 		return driver.InvalidValue
 	}
 	return driver.Success

@@ -24,6 +24,7 @@ type pool struct {
 	arena     *osmem.Arena   // made at the first allocation
 	placeable bool           // host memory: its pages can appear in the window
 	free      ranges
+	lost      bool // a checkpoint took the process's share of it, and its restore failed
 }
 
 func newPool(limit uint64, placeable bool) *pool {
@@ -46,6 +47,14 @@ func (m *Machine) charge(p *pool, n uint64) bool {
 	return p.acquire(n)
 }
 
+// open makes the pool's arena.
+func (p *pool) open() (err error) {
+	if p.arena == nil {
+		p.arena, err = osmem.NewArena(p.limit, p.placeable)
+	}
+	return err
+}
+
 // acquire counts n bytes as used, if so many are free.
 func (p *pool) acquire(n uint64) bool {
 	if p.books != nil {
@@ -60,6 +69,9 @@ func (p *pool) acquire(n uint64) bool {
 
 // give undoes acquire.
 func (p *pool) give(n uint64) {
+	if p.lost {
+		return
+	}
 	if p.books != nil {
 		p.books.Release(p.index, n)
 		return
@@ -123,10 +135,7 @@ func (m *Machine) newMemory(p *pool, size uint64, prop driver.AllocationProp) (*
 			}
 		}
 	} else {
-		if p.arena == nil {
-			p.arena, err = osmem.NewArena(p.limit, p.placeable)
-		}
-		if err == nil {
+		if err = p.open(); err == nil {
 			mem.pieces = p.free.acquirePieces(size)
 		}
 	}

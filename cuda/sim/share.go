@@ -216,7 +216,7 @@ func (a *api) MemExportToShareableHandle(h driver.MemHandle, t driver.HandleType
 		fd, err = mem.shared.Export()
 	}
 	if err != nil {
-		m.note("export of %d bytes: %v", mem.size, err)
+		m.explain(driver.CallMemExportToShareableHandle, "export of %d bytes: %v", mem.size, err)
 		return s, driver.OperatingSystem
 	}
 	binary.NativeEndian.PutUint32(s[:], uint32(fd))
@@ -273,17 +273,17 @@ func (m *Machine) openShared(fd int) (*memory, driver.Result) {
 		err = errLabel
 	}
 	if err != nil {
-		m.note("import of descriptor %d: %v: if its exporter gave a Folder, this process must give the same (%s)", fd, err, MachineEnv)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of descriptor %d: %v: if its exporter gave a Folder, this process must give the same (%s)", fd, err, MachineEnv)
 		return nil, driver.Unknown
 	}
 	mem, r := m.imported(l)
 	if r != driver.Success {
-		m.note("import of descriptor %d: the memory is on a device that this machine does not have", fd)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of descriptor %d: the memory is on a device that this machine does not have", fd)
 		return nil, r
 	}
 	s, err := osmem.OpenShared(fd)
 	if err != nil {
-		m.note("import of descriptor %d: %v", fd, err)
+		m.explain(driver.CallMemImportFromShareableHandle, "import of descriptor %d: %v", fd, err)
 		return nil, driver.OperatingSystem
 	}
 	mem.shared = s

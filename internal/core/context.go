@@ -96,7 +96,7 @@ func (s *System) knowContext(h driver.Context, d driver.Device, primary bool) (c
 // CallError makes the error of a driver call that failed and named the context.
 func (c *Context) CallError(op string, call driver.Call, r driver.Result, asked string) error {
 	c.Observe(r)
-	f := errs.Failure{Op: op, Call: call, Result: r, Asked: asked}
+	f := errs.Failure{Op: op, Call: call, Result: r, Logged: c.sys.logOf(call, r), Asked: asked}
 	if r.Lost() {
 		f.Err = c.culprit()
 	}

@@ -72,6 +72,8 @@ type System struct {
 	Rates struct{ Out, In Rate }
 	// Away counts memory that was dropped beneath its owners.
 	Away Tally
+
+	logged atomic.Uint32 // the position in the driver's log behind what errors have said
 }
 
 var lastSystem atomic.Int64
@@ -88,7 +90,7 @@ func NewSystem(d driver.Driver, version int32, c Config) *System {
 // Observe for the devices.
 func (s *System) CallError(op string, c driver.Call, r driver.Result, asked string, devices ...driver.Device) error {
 	s.Observe(r, devices...)
-	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Asked: asked})
+	return errs.New(errs.Failure{Op: op, Call: c, Result: r, Logged: s.logOf(c, r), Asked: asked})
 }
 
 // Tally counts what there is of something, and its bytes.

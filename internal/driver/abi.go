@@ -48,6 +48,13 @@ type AccessDesc struct {
 	Flags    AccessFlags
 }
 
+// LockArgs is CUcheckpointLockArgs.
+type LockArgs struct {
+	_         structs.HostLayout
+	TimeoutMS uint32
+	_         [15]uint32
+}
+
 // ShareableHandle holds either of the two shareable forms: a descriptor in its
 // first four bytes, in host order, or a fabric handle in all 64.
 type ShareableHandle [64]byte
@@ -76,6 +83,7 @@ type (
 	HostAllocFlags    uint32
 	HostRegisterFlags uint32
 	CaptureStatus     uint32
+	ProcessState      uint32
 	CaptureMode       uint32
 	AttachFlags       uint32
 	Advice            uint32
@@ -139,6 +147,14 @@ const (
 	CaptureGlobal      CaptureMode = 0
 	CaptureThreadLocal CaptureMode = 1
 	CaptureRelaxed     CaptureMode = 2
+)
+
+// What the calls for checkpoints made of a process.
+const (
+	ProcessRunning      ProcessState = 0
+	ProcessLocked       ProcessState = 1
+	ProcessCheckpointed ProcessState = 2
+	ProcessFailed       ProcessState = 3
 )
 
 const (

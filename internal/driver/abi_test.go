@@ -18,6 +18,7 @@ func TestLayoutIsTheDrivers(t *testing.T) {
 		h driver.ShareableHandle
 		m driver.MemHandle
 		c driver.MulticastProp
+		k driver.LockArgs
 	)
 	for _, row := range []struct {
 		what string
@@ -45,6 +46,8 @@ func TestLayoutIsTheDrivers(t *testing.T) {
 		{"multicast properties bytes", unsafe.Offsetof(c.Size), 8},
 		{"multicast properties handle types", unsafe.Offsetof(c.HandleTypes), 16},
 		{"multicast properties flags", unsafe.Offsetof(c.Flags), 24},
+		{"lock arguments size", unsafe.Sizeof(k), 64},
+		{"lock arguments timeout", unsafe.Offsetof(k.TimeoutMS), 0},
 		{"shareable handle size", unsafe.Sizeof(h), 64},
 		{"memory handle size", unsafe.Sizeof(m), 8},
 	} {

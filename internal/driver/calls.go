@@ -102,6 +102,13 @@ const (
 	CallFuncSetAttribute
 	CallOccupancyMaxActiveBlocksPerMultiprocessor
 	CallModuleGetGlobal
+	CallLogsCurrent
+	CallLogsDumpToMemory
+	CallCheckpointProcessGetState
+	CallCheckpointProcessLock
+	CallCheckpointProcessCheckpoint
+	CallCheckpointProcessRestore
+	CallCheckpointProcessUnlock
 	CallThreadExchangeStreamCaptureMode
 	CallCtxCreate
 	CallCtxDestroy
@@ -227,6 +234,13 @@ var calls = [CallCount]struct {
 	CallFuncSetAttribute:                          {"cuFuncSetAttribute", 9000},
 	CallOccupancyMaxActiveBlocksPerMultiprocessor: {"cuOccupancyMaxActiveBlocksPerMultiprocessor", 6050},
 	CallModuleGetGlobal:                           {"cuModuleGetGlobal", 3020},
+	CallLogsCurrent:                               {"cuLogsCurrent", 12090},
+	CallLogsDumpToMemory:                          {"cuLogsDumpToMemory", 12090},
+	CallCheckpointProcessGetState:                 {"cuCheckpointProcessGetState", 12080},
+	CallCheckpointProcessLock:                     {"cuCheckpointProcessLock", 12080},
+	CallCheckpointProcessCheckpoint:               {"cuCheckpointProcessCheckpoint", 12080},
+	CallCheckpointProcessRestore:                  {"cuCheckpointProcessRestore", 12080},
+	CallCheckpointProcessUnlock:                   {"cuCheckpointProcessUnlock", 12080},
 	CallThreadExchangeStreamCaptureMode:           {"cuThreadExchangeStreamCaptureMode", 10010},
 	CallCtxCreate:                                 {"cuCtxCreate", 3020},
 	CallCtxDestroy:                                {"cuCtxDestroy", 4000},

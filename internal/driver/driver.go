@@ -374,6 +374,34 @@ type Driver interface {
 	//
 	//cu:hand 3020 cuModuleGetGlobal_v2(uint64_t *p, size_t *bytes, uintptr_t m, const char *name)
 	ModuleGetGlobal(c Context, m Module, name string) (p Ptr, bytes uint64, r Result)
+
+	// LogsCurrent returns the end of the driver's log of errors, which keeps a hundred
+	// entries of all threads.
+	//
+	//cu:entry 12090 bare cuLogsCurrent(uint32_t *end, uint32_t flags=0)
+	LogsCurrent() (end LogPosition, r Result)
+	// LogsDumpToMemory writes the entries from a position on to text, a line each, the
+	// latest if not all fit, and returns their end and how many bytes it wrote.
+	//
+	//cu:hand 12090 cuLogsDumpToMemory(uint32_t *iterator, char *buffer, size_t *size, uint32_t flags)
+	LogsDumpToMemory(from LogPosition, text []byte) (end LogPosition, n uint64, r Result)
+
+	// The calls for checkpoints name another process by its number. Its own calls wait
+	// from the lock until the unlock.
+	//
+	//cu:entry 12080 bare cuCheckpointProcessGetState(int32_t pid, uint32_t *state)
+	CheckpointProcessGetState(pid int32) (state ProcessState, r Result)
+	// CheckpointProcessLock waits for the process's work, at most for so many
+	// milliseconds, or without an end if that is 0: then it returns NotReady.
+	//
+	//cu:entry 12080 bare cuCheckpointProcessLock(int32_t pid, const cuvmm_lock *args)
+	CheckpointProcessLock(pid int32, args LockArgs) Result
+	//cu:entry 12080 bare cuCheckpointProcessCheckpoint(int32_t pid, void *args=NULL)
+	CheckpointProcessCheckpoint(pid int32) Result
+	//cu:entry 12080 bare cuCheckpointProcessRestore(int32_t pid, void *args=NULL)
+	CheckpointProcessRestore(pid int32) Result
+	//cu:entry 12080 bare cuCheckpointProcessUnlock(int32_t pid, void *args=NULL)
+	CheckpointProcessUnlock(pid int32) Result
 }
 
 // Foreign is a driver as another library in the process would call it: in the
@@ -508,6 +536,8 @@ type (
 	HostFunc uint64
 	// MemHandle is a CUmemGenericAllocationHandle.
 	MemHandle uint64
+	// LogPosition is a CUlogIterator.
+	LogPosition uint32
 	// Ptr is a CUdeviceptr.
 	Ptr  uint64
 	UUID [16]byte

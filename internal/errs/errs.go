@@ -45,6 +45,8 @@ type Failure struct {
 	// Success if the operation was refused before any call.
 	Call   driver.Call
 	Result driver.Result
+	// Logged is what the driver wrote of the call to its own log, if it keeps one.
+	Logged string
 	// Object is what the operation was on, if the program gave that a name: "buffer
 	// \"weights\"".
 	Object string

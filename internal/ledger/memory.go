@@ -36,6 +36,9 @@ func (l *Ledger) Acquire(pool int, n uint64) bool {
 // Release counts n of this holder's own bytes as free again.
 func (l *Ledger) Release(pool int, n uint64) { l.me.own[pool].Add(-n) }
 
+// Own is how much of a pool this holder keeps to itself, in bytes.
+func (l *Ledger) Own(pool int) uint64 { return l.me.own[pool].Load() }
+
 // Free is how much of a pool is free, in bytes.
 func (l *Ledger) Free(pool int) uint64 {
 	l.lock()

@@ -80,3 +80,7 @@ func (d *Dir) TryLock() (bool, error) { return false, errors.ErrUnsupported }
 func (d *Dir) Unlock() {}
 
 func (d *Dir) Close() error { return errors.ErrUnsupported }
+
+func ListenAbstract(string) (*net.UnixListener, error) { return nil, errors.ErrUnsupported }
+func DialAbstract(string) (*net.UnixConn, error)       { return nil, errors.ErrUnsupported }
+func OfThisUser(*net.UnixConn) bool                    { return false }

@@ -490,6 +490,27 @@ static void kernels(void *s, char *ptx) {
     TRUE(strstr(log, ".target"));
 }
 
+// What the driver logged of a call that failed, and what is refused of this process itself.
+static void log_and_checkpoints(void) {
+    uint32_t end, from;
+    char text[2000];
+    size_t n = sizeof text;
+    int state = 9;
+    struct { unsigned timeout, reserved[15]; } wait = {100, {0}};
+    OK(cuLogsCurrent, (uint32_t *, unsigned), &end, 0);
+    from = end;
+    GIVES(INVALID_VALUE, cuMemHostRegister_v2, (void *, size_t, unsigned), (void *)(uintptr_t)(1 << 20), 4096, 0);
+    OK(cuLogsDumpToMemory, (uint32_t *, char *, size_t *, unsigned), &from, text, &n, 0);
+    TRUE(from == end + 1 && n == strlen(text) && strstr(text, "[cuMemHostRegister] ") && text[n - 1] == '\n');
+    GIVES(INVALID_VALUE, cuLogsDumpToMemory, (uint32_t *, char *, size_t *, unsigned), &from, NULL, &n, 0);
+    OK(cuCheckpointProcessGetState, (int, int *), getpid(), &state);
+    TRUE(state == 0);
+    GIVES(NOT_SUPPORTED, cuCheckpointProcessLock, (int, void *), getpid(), &wait);
+    GIVES(NOT_SUPPORTED, cuCheckpointProcessCheckpoint, (int, void *), getpid(), NULL);
+    GIVES(NOT_SUPPORTED, cuCheckpointProcessRestore, (int, void *), getpid(), NULL);
+    GIVES(NOT_SUPPORTED, cuCheckpointProcessUnlock, (int, void *), getpid(), NULL);
+}
+
 static void entry_points(void) {
     void *p = NULL;
     int status = 9;
@@ -744,6 +765,7 @@ int main(int argc, char **argv) {
     host_functions(s);
     graphs(s);
     kernels(s, read_text(argv[2]));
+    log_and_checkpoints();
     clients(device, s, read_text(argv[2]));
     legacy_ipc(argv[0], argv[1]);
     OK(cuStreamDestroy_v2, (void *), s);

@@ -589,6 +589,28 @@ CUresult cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name) {
     RETURN(call("cuModuleGetFunction", VAL(m), MEM(name, strlen(name) + 1), END), *f = (CUfunction)0x3000000002);
 }
 
+CUresult cuLogsCurrent(unsigned int *end, unsigned int flags) { RETURN(call("cuLogsCurrent", VAL(flags), END), *end = 41); }
+
+CUresult cuLogsDumpToMemory(unsigned int *iterator, char *buffer, size_t *size, unsigned int flags) {
+    RETURN(call("cuLogsDumpToMemory", VAL(*iterator), VAL(*size), VAL(flags), END), *iterator += 2; *size = 6; strcpy(buffer, "a line"));
+}
+
+typedef struct { unsigned int timeout, reserved[15]; } lock_args;
+
+CUresult cuCheckpointProcessGetState(int pid, unsigned int *process_state) {
+    RETURN(call("cuCheckpointProcessGetState", VAL(pid), END), *process_state = 2);
+}
+
+CUresult cuCheckpointProcessLock(int pid, const lock_args *args) {
+    return call("cuCheckpointProcessLock", VAL(pid), MEM(args, sizeof *args), END);
+}
+
+CUresult cuCheckpointProcessCheckpoint(int pid, void *args) { return call("cuCheckpointProcessCheckpoint", VAL(pid), VAL(args), END); }
+
+CUresult cuCheckpointProcessRestore(int pid, void *args) { return call("cuCheckpointProcessRestore", VAL(pid), VAL(args), END); }
+
+CUresult cuCheckpointProcessUnlock(int pid, void *args) { return call("cuCheckpointProcessUnlock", VAL(pid), VAL(args), END); }
+
 CUresult cuFuncGetParamInfo(CUfunction f, size_t index, size_t *offset, size_t *size) {
     // A launch reads the kernels' two parameters, which is not recorded.
 #ifdef FAKECUDA_PARAMS
@@ -781,6 +803,13 @@ static const struct {
     {"cuStreamCreateWithPriority", 5050, cuStreamCreateWithPriority},
     {"cuCtxGetStreamPriorityRange", 5050, cuCtxGetStreamPriorityRange},
     {"cuStreamGetPriority", 5050, cuStreamGetPriority},
+    {"cuLogsCurrent", 12090, cuLogsCurrent},
+    {"cuLogsDumpToMemory", 12090, cuLogsDumpToMemory},
+    {"cuCheckpointProcessGetState", 12080, cuCheckpointProcessGetState},
+    {"cuCheckpointProcessLock", 12080, cuCheckpointProcessLock},
+    {"cuCheckpointProcessCheckpoint", 12080, cuCheckpointProcessCheckpoint},
+    {"cuCheckpointProcessRestore", 12080, cuCheckpointProcessRestore},
+    {"cuCheckpointProcessUnlock", 12080, cuCheckpointProcessUnlock},
 };
 
 static int listed(const char *list, const char *name) {

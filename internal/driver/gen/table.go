@@ -221,7 +221,7 @@ func splitParams(s string) []string {
 // cStructs are the structs of csrc.h by their Go types.
 var cStructs = map[string]string{
 	"UUID": "cuvmm_uuid", "Location": "cuvmm_location", "AllocationProp": "cuvmm_prop",
-	"AccessDesc": "cuvmm_access", "MulticastProp": "cuvmm_multicast",
+	"AccessDesc": "cuvmm_access", "MulticastProp": "cuvmm_multicast", "LockArgs": "cuvmm_lock",
 }
 
 // cScalars are the kinds of numbers that a C type holds without loss.

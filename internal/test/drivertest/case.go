@@ -29,6 +29,7 @@ func Cases() []Case {
 		section("4", sharing),
 		section("5", managedRules, managedRanges, discards),
 		section("9", multicasts),
+		section("10", checkpointed),
 	)
 }
 

@@ -30,6 +30,9 @@ type Machine struct {
 	Granularity, HostGranularity uint64
 	// IMEXChannel says that an IMEX channel is open to the process.
 	IMEXChannel bool
+	// Together says that the suite's processes are on one machine of the software
+	// driver, as all processes are on a real one.
+	Together bool
 	// ContextBytes is what a context takes of its device's memory. Zero
 	// means unknown: then it must only be something, on the real driver.
 	ContextBytes uint64
