@@ -100,6 +100,9 @@ func (p *Publication) turn(ctx context.Context, op string) error {
 // announceNext orders the announcement behind the streams, and shows the length that
 // next returns, unless that is behindGap.
 func (p *Publication) announceNext(ctx context.Context, op string, streams []*cuda.Stream, next func() (length int, err error)) error {
+	if err := p.made(op); err != nil {
+		return err
+	}
 	if err := p.turn(ctx, op); err != nil {
 		return err
 	}
@@ -291,6 +294,9 @@ func handlesOf(chunks []share.Chunk) []*phys.Handle {
 // be unmapped undoes nothing: the elements are no longer shown.
 func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 	const op = "publish.Publication.Shrink"
+	if err := p.made(op); err != nil {
+		return err
+	}
 	free, err := useStreams(core.SystemOf(p.timeline.dev), op, streams)
 	if err != nil {
 		return err

@@ -273,18 +273,31 @@ func (k *line) openPage(op string, f *peer.FD, slot uint32) (p *sharedpage.Page,
 // Array returns the follower's memory as an array of the elements that are shown. Its
 // address never changes. Only the publisher changes its length
 // (cuda.ErrNotPermitted), and closing the follower closes it (cuda.ErrInUse until then).
-func (f *Follower[T]) Array() *vmm.Array[T] { return f.array }
+func (f *Follower[T]) Array() *vmm.Array[T] {
+	if f == nil {
+		return nil
+	}
+	return f.array
+}
+
+// in returns the follower without its type, which is nil if Follow did not make it.
+func (f *Follower[T]) in() *follower {
+	if f == nil {
+		return nil
+	}
+	return f.f
+}
 
 // Len returns the number of elements that are shown: those of the last Next, or fewer
 // if the publisher has taken some back since, or either ended before they were complete. While
 // nothing is taken back, the array has at least as many, even during a Next.
-func (f *Follower[T]) Len() int { return f.f.shownNow().length }
+func (f *Follower[T]) Len() int { return f.in().shownNow().length }
 
 // Generation returns the publisher's count of changes at the last Next. Len is of the same
 // Next unless another goroutine calls Next between the two: serialize the three calls to
 // combine them. If the publisher or the follower ended before that generation was complete,
 // it is the last complete one from then on, which may be lower ([ErrUnfinished]).
-func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
+func (f *Follower[T]) Generation() uint64 { return f.in().shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is
 // ordered behind the publisher's work before the announcement. Next does not wait for
@@ -295,22 +308,23 @@ func (f *Follower[T]) Generation() uint64 { return f.f.shownNow().generation }
 // Announcements that arrived before the call are shown in one step: the last generation
 // counts. One that arrives while Next waits is left to the next call. If nothing new has
 // arrived, Next first releases what its streams hold, and what an earlier Next without streams
-// holds (Release), and then waits. After a time-out they hold nothing: order the streams again
-// (Order) to read on. A Next that waits for the publisher's work and times out loses nothing: the next call goes on waiting for
+// holds (Release), and then waits. After a time-out, or another error, they may hold nothing: order
+// the streams again (Order) to read on. A Next that waits for the publisher's work and times out loses nothing: the next call goes on waiting for
 // the same generation, or shows the last if that is complete. An error is either
 // the reason why that generation could not be shown, and the next may be
-// (cuda.ErrCapacity: it does not fit into the reserved range); or no further one comes
+// (cuda.ErrCapacity: it does not fit into the reserved range; what was shown before is shown no
+// longer if the publisher has rewritten it); or no further one comes
 // ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are shown
 // first. A follower that comes back waits for another publisher instead; if
 // elements that were shown no longer are, Next returns [ErrUnfinished] once.
 func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
-	return f.f.next(ctx, streams)
+	return f.in().next(ctx, streams)
 }
 
 // State reports whether more may be announced. It is Stale while the publisher is gone
 // and the client comes back (DialOptions.ComeBack): what is shown stays until the next
 // announcement of another publisher replaces it.
-func (f *Follower[T]) State() State { return f.f.stateNow() }
+func (f *Follower[T]) State() State { return f.in().stateNow() }
 
 // Release tells the publisher that the work which is on the streams now is the last that
 // reads the elements they were ordered behind: [Publication.Rewrite] waits for it. Every
@@ -323,7 +337,7 @@ func (f *Follower[T]) State() State { return f.f.stateNow() }
 // stream that holds nothing it has no effect. If a stream captures a graph it returns
 // cuda.ErrCapturing, without effect; after another error the streams hold on, and Release may
 // be called again.
-func (f *Follower[T]) Release(streams ...*cuda.Stream) error { return f.f.release(streams) }
+func (f *Follower[T]) Release(streams ...*cuda.Stream) error { return f.in().release(streams) }
 
 // Intact reports whether the elements that the generation shows have stayed as they were,
 // in memory that the publisher has neither begun to rewrite nor taken anything back of. Ask
@@ -332,27 +346,27 @@ func (f *Follower[T]) Release(streams ...*cuda.Stream) error { return f.f.releas
 // follower was late. False says that nothing is proven: the publisher rewrites or took elements
 // back, excluded the follower or withdrew, or the connection has ended; discard what was
 // computed from the elements.
-func (f *Follower[T]) Intact(generation uint64) bool { return f.f.intact(generation) }
+func (f *Follower[T]) Intact(generation uint64) bool { return f.in().intact(generation) }
 
 // Order orders later work on the streams behind the publisher's work before what is
 // shown, for streams that were not given to Next, and holds that for them (Release). It does
 // not wait, except on a device whose streams cannot wait for 64-bit words. While the
 // publisher rewrites what is shown it returns [ErrRewriting].
-func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.f.orderShown(streams) }
+func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.in().orderShown(streams) }
 
 // Err returns nil while more may be announced, and then the reason why not, which is
 // cuda.ErrClosed if the follower was closed first. The error also matches [ErrUnfinished]
 // if elements that were shown no longer are, because the publisher or the follower ended
 // before they were complete. Call it after waiting for the work that used the elements,
 // and after Close, too, if that did the waiting.
-func (f *Follower[T]) Err() error { return f.f.failed() }
+func (f *Follower[T]) Err() error { return f.in().failed() }
 
 // Close ends the follower: it waits for all work that could use the elements (see
 // package vmm) and releases everything. Streams that wait for the publisher go on without
 // its work, and Err then matches [ErrUnfinished]. A publisher that rewrites does not wait for
 // what a closing follower reads: wait for that work, and ask Intact, before. After an error
 // it may be called again.
-func (f *Follower[T]) Close() error { return f.f.close() }
+func (f *Follower[T]) Close() error { return f.in().close() }
 
 // CloseAfter ends the follower at once and releases everything when the work
 // that is on the streams now is done, regardless of other streams. It never blocks. Streams
@@ -360,8 +374,8 @@ func (f *Follower[T]) Close() error { return f.f.close() }
 // program that wants the results waits for the streams first.
 // Without a stream it returns cuda.ErrInvalidArgument, and cuda.ErrCapturing if a stream
 // captures a graph, both without effect. System.Drain waits for the release.
-func (f *Follower[T]) CloseAfter(streams ...*cuda.Stream) error { return f.f.closeAfter(streams) }
+func (f *Follower[T]) CloseAfter(streams ...*cuda.Stream) error { return f.in().closeAfter(streams) }
 
 // Released returns the end of the follower's closing, by Close or CloseAfter: from then
 // on its memory is released. It can be obtained at any time.
-func (f *Follower[T]) Released() cuda.Completion { return f.f.closer.Completion() }
+func (f *Follower[T]) Released() cuda.Completion { return f.in().completion() }

@@ -110,6 +110,14 @@ func newFollower(k *line, name string, said *accepted, m *mailbox, d *cuda.Devic
 	return f
 }
 
+// made refuses a follower that Follow did not make.
+func (f *follower) made(op string) error {
+	if f == nil {
+		return errs.PeerInvalid(op, "a nil or zero follower", "make one with publish.Follow")
+	}
+	return nil
+}
+
 func (f *follower) start() {
 	f.running.Go(func() {
 		for {
@@ -192,7 +200,7 @@ func (f *follower) update(a arrival) {
 		return
 	}
 	err := f.carryOut(a)
-	if err == nil && a.last && !a.over {
+	if err == nil && a.last && !a.over && a.length > 0 {
 		f.holdEarly(a.generation)
 	}
 	f.arrived(a.update, err)
@@ -334,6 +342,9 @@ func (f *follower) setLen(elements int) error {
 }
 
 func (f *follower) shownNow() version {
+	if f == nil {
+		return version{}
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sub.current()

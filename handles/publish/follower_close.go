@@ -12,6 +12,9 @@ import (
 
 // close is Follower.Close.
 func (f *follower) close() error {
+	if err := f.made("publish.Follower.Close"); err != nil {
+		return err
+	}
 	f.end() // and with it all waits
 	return f.closer.Close(func() error {
 		f.quiesce()
@@ -44,6 +47,21 @@ func (f *follower) close() error {
 		}
 		return nil
 	})
+}
+
+// completion is Follower.Released.
+func (f *follower) completion() cuda.Completion {
+	if err := f.made("publish.Follower.Released"); err != nil {
+		return completed(err)
+	}
+	return f.closer.Completion()
+}
+
+// completed returns the end of a closing that never begins.
+func completed(err error) cuda.Completion {
+	c, end := life.NewCompletion()
+	end(err)
+	return c
 }
 
 // quiesce leaves the publication, and waits until the follower's goroutines have ended
@@ -80,6 +98,9 @@ func (f *follower) whyClosed() error {
 // closeAfter is Follower.CloseAfter.
 func (f *follower) closeAfter(streams []*cuda.Stream) error {
 	const op = "publish.Follower.CloseAfter"
+	if err := f.made(op); err != nil {
+		return err
+	}
 	sys := core.SystemOf(f.dev)
 	return life.CloseAfter(&f.closer, sys, func() (*core.Fence, error) {
 		if f.quiet != nil { // a teardown failed before

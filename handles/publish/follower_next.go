@@ -12,6 +12,9 @@ import (
 // next shows what is pending: see Follower.Next.
 func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 	const op = "publish.Follower.Next"
+	if err := f.made(op); err != nil {
+		return err
+	}
 	if !f.closer.Acquire() {
 		return errs.PeerClosed(op, "follower")
 	}
@@ -36,9 +39,16 @@ func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.St
 		switch {
 		case err != nil:
 			f.awaitEnd(ctx)
+			if f.lengths.Take(ctx, f.ctx.Done()) {
+				_ = f.settleLocked() // fails only if the follower closes
+				f.lengths.Give()
+			}
 			return err
 		case c.generation > 0:
 			done, err := f.show(ctx, op, c, streams)
+			if done && err == nil && c.length == 0 { // there is nothing to read
+				err = f.endHolds(op, streams, true)
+			}
 			if done || err != nil {
 				return err
 			}
@@ -92,7 +102,7 @@ func (f *follower) show(ctx context.Context, op string, c candidate, streams []*
 	}); !done || err != nil {
 		return false, err
 	}
-	if !f.beginHold(streams, c.generation) {
+	if c.length > 0 && !f.beginHold(streams, c.generation) {
 		return false, nil
 	}
 	if !f.lengths.Take(ctx, f.ctx.Done()) {
@@ -120,6 +130,9 @@ func (f *follower) show(ctx context.Context, op string, c candidate, streams []*
 
 // failed is Follower.Err. It waits for nothing: what is shown, and why, are one step in die.
 func (f *follower) failed() error {
+	if err := f.made("publish.Follower.Err"); err != nil {
+		return err
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sub.err()
@@ -141,6 +154,9 @@ func (f *follower) awaitEnd(ctx context.Context) {
 }
 
 func (f *follower) stateNow() State {
+	if f == nil {
+		return Ended
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.sub.state()

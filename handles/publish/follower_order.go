@@ -14,6 +14,9 @@ import (
 // orderShown is Follower.Order.
 func (f *follower) orderShown(streams []*cuda.Stream) error {
 	const op = "publish.Follower.Order"
+	if err := f.made(op); err != nil {
+		return err
+	}
 	if !f.closer.Acquire() {
 		return errs.PeerClosed(op, "follower")
 	}
@@ -28,7 +31,7 @@ func (f *follower) orderShown(streams []*cuda.Stream) error {
 	}); err != nil {
 		return err
 	}
-	if shown.generation > 0 && !f.beginHold(streams, shown.generation) {
+	if shown.length > 0 && !f.beginHold(streams, shown.generation) {
 		if err := f.failed(); err != nil {
 			return err
 		}

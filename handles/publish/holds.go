@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -193,11 +194,17 @@ func (f *follower) tellEnded(op string) error {
 // release is Follower.Release.
 func (f *follower) release(streams []*cuda.Stream) error {
 	const op = "publish.Follower.Release"
+	if err := f.made(op); err != nil {
+		return err
+	}
 	if !f.closer.Acquire() {
 		return errs.PeerClosed(op, "follower")
 	}
 	defer f.closer.Release()
 	free, err := useStreams(core.SystemOf(f.dev), op, streams) // first, so that a capture is refused without effect
+	if errors.Is(err, cuda.ErrClosed) {
+		return errs.Peer(op, cuda.ErrClosed, "a stream that is closed", "leave it out: what it holds ends with its work, which the next Release or Next tells the publisher")
+	}
 	if err != nil {
 		return err
 	}
@@ -207,7 +214,7 @@ func (f *follower) release(streams []*cuda.Stream) error {
 
 // intact is Follower.Intact.
 func (f *follower) intact(generation uint64) bool {
-	if !f.closer.Acquire() {
+	if f == nil || !f.closer.Acquire() {
 		return false
 	}
 	defer f.closer.Release()

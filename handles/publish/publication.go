@@ -156,8 +156,21 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	return nil, err
 }
 
+// made refuses a publication that no server made.
+func (p *Publication) made(op string) error {
+	if p == nil || p.server == nil {
+		return errs.PeerInvalid(op, "a nil or zero publication", "make one with Server.Publish or publish.Array")
+	}
+	return nil
+}
+
 // Name returns the name that it is published under.
-func (p *Publication) Name() string { return p.name }
+func (p *Publication) Name() string {
+	if p == nil {
+		return ""
+	}
+	return p.name
+}
 
 // replicators returns the followers. The caller holds changes, so they stay.
 func (p *Publication) replicators() []*replicator {
@@ -177,7 +190,11 @@ func (p *Publication) replicators() []*replicator {
 // cuda.ErrClosed. A follower does not get what was not sent yet, so call Settle first.
 // Idempotent.
 func (p *Publication) Withdraw() error {
-	return p.withdraw("publish.Publication.Withdraw", ended{state: Ended, status: statusWithdrawn})
+	const op = "publish.Publication.Withdraw"
+	if err := p.made(op); err != nil {
+		return err
+	}
+	return p.withdraw(op, ended{state: Ended, status: statusWithdrawn})
 }
 
 // withdraw ends the publication with a last view for all followers.
@@ -261,7 +278,12 @@ func (p *Publication) drop() {
 // publication holds no memory. It can be obtained at any time. Followers' mappings are
 // theirs, and are not waited for. An error is that of closing the publication's stream,
 // which Server.Close tries again.
-func (p *Publication) Released() cuda.Completion { return p.ending.Completion() }
+func (p *Publication) Released() cuda.Completion {
+	if err := p.made("publish.Publication.Released"); err != nil {
+		return completed(err)
+	}
+	return p.ending.Completion()
+}
 
 // Settle waits until every follower has what was announced last, or has refused it. It
 // waits for followers that map memory, or use elements, that are no longer shown, even if
@@ -293,6 +315,9 @@ func (p *Publication) AwaitFollowers(ctx context.Context, n int) error {
 
 // await waits until missing, which runs under mu, returns "".
 func (p *Publication) await(ctx context.Context, op string, missing func() string) error {
+	if err := p.made(op); err != nil {
+		return err
+	}
 	for {
 		p.mu.Lock()
 		what := missing()

@@ -50,6 +50,9 @@ type FollowerStats struct {
 // one moment: the publication is locked for a part of its followers at a time, so
 // that Stats does not hold up announcements.
 func (p *Publication) Stats() Stats {
+	if p == nil || p.server == nil {
+		return Stats{}
+	}
 	v := p.viewNow()
 	st := Stats{Name: p.name, Generation: v.generation, Length: int(v.length), Bytes: int(sizeOf(v.chunks)), Chunks: len(v.chunks)}
 	p.mu.Lock()

@@ -70,6 +70,9 @@ const (
 // streams still read.
 func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	const op = "publish.Publication.Rewrite"
+	if err := p.made(op); err != nil {
+		return err
+	}
 	if o.ExcludeAfter < 0 {
 		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
 	}

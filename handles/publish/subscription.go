@@ -59,7 +59,8 @@ import (
 // What Next does, in this order:
 //
 //	untold, and more may come        returns ErrUnfinished
-//	a version was refused            returns the reason, once
+//	a version was refused            returns the reason, once; what is shown and was rewritten
+//	                                 since is shown no longer
 //	a version is pending, and not    orders the streams behind it, and shows it if it still stands
 //	to be rewritten
 //	nothing more is announced, and   returns why
@@ -382,6 +383,7 @@ func (s *subscription) next(w seen, host bool) (candidate, error) {
 	case s.refusal != nil:
 		why := s.refusal
 		s.pending, s.refusal = version{}, nil
+		s.dropRewritten(w)
 		return candidate{}, why
 	case none && ends && s.drained:
 		return candidate{}, s.err()
@@ -391,6 +393,14 @@ func (s *subscription) next(w seen, host bool) (candidate, error) {
 		return candidate{s.nextReady(w.complete, intent), s.cuts}, nil
 	}
 	return candidate{s.pending, s.cuts}, nil
+}
+
+// dropRewritten shows nothing, if what is shown was rewritten: a follower that cannot show what it
+// became must not go on with the mixture.
+func (s *subscription) dropRewritten(w seen) {
+	if s.counts() && s.current().generation <= w.flux {
+		s.shown = append(s.shown[:0], version{})
+	}
 }
 
 // nextReady returns what a Next that waits on the host shows: what is pending, unless its work

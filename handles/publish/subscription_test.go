@@ -323,6 +323,9 @@ func (m *modelPublisher) next(t *rapid.T) {
 		require.Equal(t, untold, unfinished, "once")
 		require.Equal(t, told, m.s.unfinished)
 	case err != nil && err.Error() == "refused":
+		if g := m.current().generation; m.s.counts() && g > 0 && g <= m.flux {
+			m.shown = append(m.shown, version{}) // the mixture is shown no longer
+		}
 	case err != nil:
 		require.False(t, mayGoOn)
 	case c.generation > 0:
@@ -360,6 +363,11 @@ func (m *modelPublisher) show(t *rapid.T) {
 	m.held = candidate{}
 }
 
+func (m *modelPublisher) read(t *rapid.T) {
+	m.next(t)
+	m.show(t)
+}
+
 func (m *modelPublisher) check(t *rapid.T) {
 	require.Equal(t, m.current(), m.s.current())
 	require.Equal(t, m.unfinished, errors.Is(m.s.err(), ErrUnfinished))
@@ -386,7 +394,7 @@ func TestWhatAFollowerShows(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work, "rewrite": m.rewrite,
 			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "close": m.close, "inherit": m.inherit, "accept": m.accept,
-			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "": m.check,
+			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "read": m.read, "read again": m.read, "": m.check,
 		})
 		m.end(t)
 		m.s.drain()
@@ -451,5 +459,22 @@ func TestWhatIsKeptOfAStalledPublisher(t *testing.T) {
 		require.True(t, s.show(c, g))
 		require.Len(t, s.received, 1, "of one that is not, the last")
 		require.LessOrEqual(t, len(s.shown), 2)
+	}
+}
+
+// What is shown and was rewritten is shown no longer once the follower is told that it cannot
+// show what it became.
+func TestWhatARefusalLeaves(t *testing.T) {
+	for _, flux := range []uint64{0, 1} {
+		s := newSubscription()
+		s.arrive(version{generation: 1, ordered: 1, length: 4}, 1)
+		require.True(t, s.show(candidate{version: s.pending}, 1))
+		refused := errors.New("refused")
+		s.refuse(version{generation: 2, ordered: 2, length: 8}, refused)
+		_, err := s.next(seen{complete: 2, intent: flux, flux: flux}, false)
+		require.Equal(t, refused, err)
+		require.Equal(t, flux == 0, s.current().generation == 1)
+		require.NoError(t, s.err())
+		require.Equal(t, flux == 0, s.mayBeIntact(1))
 	}
 }

@@ -39,10 +39,10 @@ import (
 // generations. See TakeOverOptions.Incomplete.
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T], o TakeOverOptions) (*Publication, error) {
 	const op = "publish.TakeOver"
-	if s == nil || f == nil {
+	if s == nil || f.in() == nil {
 		return nil, errs.PeerInvalid(op, "a nil server or follower", "make them with NewServer and Follow")
 	}
-	return s.takeOver(ctx, op, f.f, o)
+	return s.takeOver(ctx, op, f.in(), o)
 }
 
 func (s *Server) takeOver(ctx context.Context, op string, f *follower, o TakeOverOptions) (*Publication, error) {

@@ -327,8 +327,8 @@ class Follower(OfProcess):
         If streams are passed (one, or a list, of PyTorch, CuPy, or handles), their later work runs after the work that the
         publisher ordered the announcement behind, and the host does not wait for that work. Without a stream the host
         waits, and then any stream may use the elements. Several generations that arrived meanwhile are shown as one.
-        After a CapacityError, or another error of a single generation, the next one may succeed; :attr:`error` is None
-        as long as more may be announced. If the client reconnects, it raises UnfinishedError once when elements that were
+        After a CapacityError, or another error of a single generation, the next one may succeed, and what was shown stays,
+        unless the publisher has rewritten it; :attr:`error` is None as long as more may be announced. If the client reconnects, it raises UnfinishedError once when elements that were
         shown are not any more, because the publisher ended before they were complete. ``timeout`` is in seconds; a call
         that raises WaitTimeout loses nothing.
 
@@ -371,6 +371,8 @@ class Follower(OfProcess):
         p = self._pending
         if isinstance(p, Error):
             self._pending = None
+            if not self._link.died and self._shown[-1].generation <= self._link.slot.load(_page.FLUX):
+                self._shown = [_Shown(0, 0, 0)]  # it was rewritten, and this follower cannot show what it became
             raise p
         if p is not None and self._gone is not None and p.ordered > self._completed:
             # It was never shown, and will never be complete. One before it may be.
@@ -408,7 +410,7 @@ class Follower(OfProcess):
 
     def _show(self, n: _News, streams: List[c_void_p]) -> bool:
         """Lets the streams hold it, and shows it, if it stands."""
-        if not self._begin_hold(n.shown.generation, streams, anew=True):
+        if n.shown.length and not self._begin_hold(n.shown.generation, streams, anew=True):
             return False
         with self._lock:
             if not self._stands_locked(n):
@@ -419,7 +421,9 @@ class Follower(OfProcess):
             while len(shown) > 2 and shown[1].ordered <= complete:
                 del shown[0]
             self._shown, self._pending, self._unfinished = shown, pending, None  # at once, for whatever interrupts it
-            return True
+        if not n.shown.length:
+            self._end_holds(streams, True)  # there is nothing to read
+        return True
 
     async def next_async(self, stream: Any = None, timeout: Optional[float] = None) -> int:
         """``next`` for asyncio, without a thread. Cancelling it loses nothing: the next call returns that generation."""
@@ -503,8 +507,8 @@ class Follower(OfProcess):
         self._hold_shown(streams, True)
 
     def _hold_shown(self, streams: List[c_void_p], export: bool) -> None:
-        generation = self._shown[-1].generation
-        if streams and generation and self._phase is not Phase.ADOPTED and not self._begin_hold(generation, streams, anew=False, export=export):
+        generation, _, length = self._shown[-1]
+        if streams and length and self._phase is not Phase.ADOPTED and not self._begin_hold(generation, streams, anew=False, export=export):
             raise RewritingError(f"the publisher rewrites generation {generation}, and nothing held it", "call next, which waits for the next announcement")
 
     # What may still read what is shown.
@@ -833,7 +837,7 @@ class Follower(OfProcess):
             self._carry_out(v, files, lost)
         except BaseException as e:  # noqa: BLE001: on_shrink is the caller's function, and the publisher waits for a reply
             failed = e
-        if failed is None and v.last and not v.over:
+        if failed is None and v.last and not v.over and v.length:
             with self._holding:
                 self._holds.begin_early(link.slot, v.generation, counts=not link.died)
         if failed is not None:

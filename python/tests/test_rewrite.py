@@ -324,6 +324,37 @@ class Rules(DriverTest):
         self.assertEqual(self.published.generation, 2)
         self.assertFalse(self.published.rewriting)
 
+    def test_a_follower_without_room_shows_nothing_that_was_rewritten(self) -> None:
+        with self.client.follow("table", reserve=1) as small:
+            small.next(self.handle, timeout=60)
+            self.memory.resize(4 << 20)
+            self.published.announce()
+            self.published.settle(60)  # or next would wait, and release
+            with self.assertRaises(cuvmm.CapacityError):
+                small.next(self.handle, timeout=60)
+            self.assertEqual((len(small), small.array.tolist()), (100, [1] * 100))
+            self.refused()
+            self.published.settle(60)
+            with self.assertRaises(cuvmm.CapacityError):  # the same elements again
+                small.next(self.handle, timeout=60)
+            self.assertEqual(len(small), 100)
+            small.release(self.handle)
+            self.permitted()
+            with self.assertRaises(cuvmm.CapacityError):
+                small.next(self.handle, timeout=60)
+            self.assertEqual((len(small), small.error), (0, None))
+            self.permitted()
+
+    def test_an_empty_generation_is_not_held(self) -> None:
+        for way in (None, self.handle):
+            self.table.next(way, timeout=60)
+            self.published.shrink(0)
+            self.published.settle(60)
+            self.table.next(way, timeout=60)
+            self.table.order(self.handle)
+            with self.published.rewrite(timeout=60):
+                self.published.announce()
+
     def test_next_releases_before_it_waits(self) -> None:
         for way in (None, self.handle):
             self.table.next(way, timeout=60)
