@@ -143,7 +143,7 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 	mem, err := p.memory.View(op, bytes)
 	var opened []*peer.FD
 	if err == nil {
-		opened, err = p.announce(op, mem)
+		opened, err = p.announceChunks(op, mem)
 	}
 	if err != nil {
 		_ = p.hold.Cover(op, p.view.length*p.unit) // fails only if the buffer was made shorter than what is shown
@@ -183,6 +183,18 @@ func (p *Publication) behind(ctx context.Context, op string, streams []*core.Str
 
 func (p *Publication) closed(op string) error {
 	return errs.PeerClosed(op, fmt.Sprintf("publication %q", p.name))
+}
+
+// announceChunks is announce, beside other publications of the memory.
+func (p *Publication) announceChunks(op string, next share.View) (opened []*peer.FD, err error) {
+	added := next.Chunks[len(p.mem.Chunks):]
+	if err := sharing.add(op, p, added); err != nil {
+		return nil, err
+	}
+	if opened, err = p.announce(op, next); err != nil {
+		sharing.remove(p, added)
+	}
+	return opened, err
 }
 
 // announce exports new memory, and writes the next generation to the words in their
@@ -339,6 +351,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
 	over = p.overPinned()
+	sharing.remove(p, lost.Chunks)
 	p.setCut()
 	p.used++
 	p.written.drop(math.MaxInt)

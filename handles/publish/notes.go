@@ -82,6 +82,10 @@ package publish
 // that takes over begins after the end of the publisher's process, which a follower's socket
 // shows at once: Intact asks the socket, not the goroutine that reads from it.
 //
+// A follower that closes is not waited for: it first lets the streams go that wait for the
+// publisher, so what they read from then on counts for nothing, and a bounded wait would only
+// hide that.
+//
 // # Coming back and taking over
 //
 // A client made by Dial with ComeBack has one connection after the other (line). The
@@ -136,6 +140,7 @@ package publish
 //
 // # Locks
 //
+// The lists of what publications of this process share (overlaps) are a leaf.
 // Publication.changes (driver calls and the buffer's locks are taken under it), then
 // Publication.mu, then the open exports; the lists of sessions and servers are leaves.
 // Before all of them comes a change of the buffer, which a Shrink begins: it shows the

@@ -150,6 +150,8 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 			return p, nil
 		}
 		exchange.Warm.Leave()
+		sharing.remove(p, p.mem.Chunks)
+		sharing.end(p)
 		err = errors.Join(p.timeline.drop(err), p.mem.Release())
 	}
 	p.hold.Release()
@@ -210,6 +212,8 @@ func (p *Publication) withdraw(op string, last ended) error {
 	p.withdrawn, p.rewriting = true, settled
 	defer p.drop()
 	followers, mem := p.followers, p.mem
+	sharing.remove(p, mem.Chunks)
+	sharing.end(p)
 	p.followers, p.mem = map[*replicator]struct{}{}, share.View{}
 	p.changeLocked()
 	p.mu.Unlock()

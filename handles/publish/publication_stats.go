@@ -50,7 +50,7 @@ type FollowerStats struct {
 // one moment: the publication is locked for a part of its followers at a time, so
 // that Stats does not hold up announcements.
 func (p *Publication) Stats() Stats {
-	if p == nil || p.server == nil {
+	if p == nil {
 		return Stats{}
 	}
 	v := p.viewNow()

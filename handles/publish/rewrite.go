@@ -55,7 +55,9 @@ const (
 // Elements that were announced must not be written without Rewrite: followers may be reading
 // them. Elements behind the announced ones may be written at any time. Rewrite also waits for
 // the work behind the last announcement. It knows the followers of this publication
-// alone: memory that another publication, a fork or an export shows as well is not to be
+// alone: if another publication of this process shows some of the memory, of the same buffer or
+// of a fork, Rewrite returns cuda.ErrInUse, and while it is open no other one can announce the
+// memory. What was sent, leased or exported otherwise is not known: such memory is not to be
 // rewritten. It may be called before the first Announce, and of no elements.
 //
 // Only Announce ends a rewriting; until then AnnounceRange, Shrink and another Rewrite return
@@ -130,6 +132,9 @@ func (p *Publication) beginRewrite(ctx context.Context, op string) error {
 	if err := p.settled(op); err != nil {
 		return err
 	}
+	if err := sharing.begin(op, p); err != nil {
+		return err
+	}
 	p.setRewriting(opening)
 	return nil
 }
@@ -161,7 +166,9 @@ func (p *Publication) settled(op string) error {
 func (p *Publication) setRewriting(to rewriting) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.rewriting = to
+	if p.rewriting = to; to == settled {
+		sharing.end(p)
+	}
 	p.tellAll()
 	p.changeLocked()
 }

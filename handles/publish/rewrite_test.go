@@ -505,3 +505,33 @@ func TestReleasingBesideACapture(t *testing.T) {
 		require.NoError(t, w.next(ctx, publish.RewriteOptions{}, w.writer))
 	})
 }
+
+// Memory that two publications show is not rewritten, since the followers of one are not asked by
+// the other, and memory that is rewritten is not shown by another.
+func TestMemoryThatTwoPublicationsShow(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		chunk, err := vmm.GranularityOf(d, vmm.Properties{})
+		require.NoError(t, err)
+		w := newRewritten(t, d, chunk/4)
+		ctx := peertest.Context(t)
+		fork, err := w.array.Buffer().Fork(w.writer, chunk, vmm.ForkOptions{})
+		require.NoError(t, err)
+		closeLater(t, fork)
+		for name, b := range map[string]*vmm.Buffer{"again": w.array.Buffer(), "a fork": fork} {
+			other, err := w.server.Publish(name, b)
+			require.NoError(t, err)
+			require.NoError(t, w.p.Rewrite(ctx, publish.RewriteOptions{}), "the other shows nothing yet")
+			require.ErrorIs(t, other.Announce(ctx, chunk, w.writer), cuda.ErrInUse)
+			require.NoError(t, w.announce(w.writer))
+			require.NoError(t, other.Announce(ctx, chunk, w.writer))
+			for _, p := range []*publish.Publication{w.p, other} {
+				err = p.Rewrite(ctx, publish.RewriteOptions{})
+				require.ErrorIs(t, err, cuda.ErrInUse)
+				require.ErrorContains(t, err, `"numbers"`)
+				require.ErrorContains(t, err, name)
+			}
+			require.NoError(t, other.Withdraw())
+			require.NoError(t, w.next(ctx, publish.RewriteOptions{}, w.writer))
+		}
+	})
+}

@@ -311,11 +311,15 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	if err != nil {
 		return err
 	}
+	if err := sharing.add(op, p, mem.Chunks); err != nil {
+		return errors.Join(err, mem.Release())
+	}
 	p.used++
 	p.mem = mem
 	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	if from.torn {
 		p.rewriting, p.flux = open, p.used
+		return sharing.begin(op, p)
 	}
 	return nil
 }
