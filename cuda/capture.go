@@ -53,7 +53,7 @@ type CaptureOptions struct {
 	// Mode is thread-local by default.
 	Mode CaptureMode
 	// Uses is memory that the graph's kernels use, as far as the caller declares it: while any
-	// of it is suspended, Launch of the graph returns ErrSuspended.
+	// of it is suspended, Launch of the graph returns ErrSuspended. Graph.AddUses adds to it.
 	Uses []Span
 }
 
@@ -83,11 +83,8 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 	if _, ok := captureModes[o.Mode]; !ok {
 		return nil, errs.Invalid(op, o.Mode.String(), "use CaptureThreadLocal, CaptureGlobal or CaptureRelaxed")
 	}
-	for _, u := range o.Uses {
-		if u.Bytes <= 0 || u.At+Ptr(u.Bytes-1) < u.At {
-			return nil, errs.Invalid(op, fmt.Sprintf("a use of %d bytes at %v", u.Bytes, u.At),
-				"name the addresses that the graph uses: at least one byte, and none behind the last address")
-		}
+	if err := checkUses(op, o.Uses); err != nil {
+		return nil, err
 	}
 	if s.in.IsLegacy() {
 		return nil, errs.Invalid(op, "the legacy default stream", "the driver captures no work of it: capture on a stream of your own")
@@ -125,6 +122,16 @@ func (s *Stream) WithCapture(o CaptureOptions, body func() error) (*Graph, error
 		g.g.uses = slices.Clone(o.Uses)
 	}
 	return g, err
+}
+
+func checkUses(op string, uses []Span) error {
+	for _, u := range uses {
+		if u.Bytes <= 0 || u.At+Ptr(u.Bytes-1) < u.At {
+			return errs.Invalid(op, fmt.Sprintf("a use of %d bytes at %v", u.Bytes, u.At),
+				"name the addresses that the graph uses: at least one byte, and none behind the last address")
+		}
+	}
+	return nil
 }
 
 // errOwnCaptured refuses to capture on the device's own stream: an operation that

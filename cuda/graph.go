@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"slices"
+
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -24,10 +26,10 @@ type graph struct {
 	sys    *System
 	ctx    *core.Context // of the stream that it was captured on
 	staged staged
-	uses   []Span // set before the graph has a user
 
 	// mu guards the rest.
 	mu       lock.Mutex[lock.Stem]
+	uses     []Span
 	template driver.Graph // until it is destroyed
 	exec     driver.GraphExec
 	// last is behind the latest launch, and so behind all: the driver runs the
@@ -61,7 +63,7 @@ func newGraph(sys *System, ctx *core.Context, template driver.Graph, exec driver
 // Launch puts the graph's work on the stream, behind earlier launches of the
 // same graph on any stream. It returns at once. On a stream that captures it returns
 // ErrCapturing, since that capture's graph would outlive this one. While memory is suspended
-// that CaptureOptions.Uses names it returns ErrSuspended.
+// that CaptureOptions.Uses or AddUses names it returns ErrSuspended.
 func (g *Graph) Launch(s *Stream) error {
 	const op = "cuda.Graph.Launch"
 	if err := s.use(op); err != nil {
@@ -75,12 +77,36 @@ func (g *Graph) Launch(s *Stream) error {
 	if err := s.notCapturing(op); err != nil {
 		return err
 	}
-	for _, u := range g.g.uses {
+	for _, u := range g.g.usesNow() {
 		if err := s.checkNotSuspended(op, u.At, u.Bytes); err != nil {
 			return err
 		}
 	}
 	return s.in.Uncaptured(op, func() error { return g.g.launch(op, s) })
+}
+
+// AddUses declares more memory that the graph's kernels use, as CaptureOptions.Uses does: for a
+// caller that knows it only after the capture. It is safe for concurrent use.
+func (g *Graph) AddUses(uses ...Span) error {
+	const op = "cuda.Graph.AddUses"
+	if err := checkUses(op, uses); err != nil {
+		return err
+	}
+	in, err := g.inner(op)
+	if err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.uses = slices.Concat(in.uses, uses)
+	return nil
+}
+
+// usesNow returns what is declared, which does not change any more.
+func (g *graph) usesNow() []Span {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.uses
 }
 
 // launch launches the graph on a stream that does not capture.

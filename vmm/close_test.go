@@ -318,7 +318,7 @@ func TestTheTableOfDependantsIsComplete(t *testing.T) {
 	var documented, tested []string
 	for _, line := range strings.Split(table, "\n") {
 		cells := strings.Split(line, "|")
-		if strings.HasPrefix(strings.TrimSpace(cells[1]), "managed ") || strings.HasPrefix(strings.TrimSpace(cells[1]), "multicast ") {
+		if strings.HasPrefix(strings.TrimSpace(cells[1]), "managed ") || strings.HasPrefix(strings.TrimSpace(cells[1]), "multicast ") || strings.TrimSpace(cells[1]) == "Pool" {
 			continue // that room's own tests
 		}
 		documented = append(documented, strings.TrimSpace(cells[1])+": "+strings.TrimSpace(cells[2]))

@@ -183,7 +183,7 @@ func errNilContext(op string) error {
 // membersOf checks what the caller named.
 func membersOf(op string, all []Memory) ([]suspend.Member, error) {
 	if len(all) == 0 {
-		return nil, errs.Invalid(op, "no memory", "name the buffers, arrays and mappings to suspend")
+		return nil, errs.Invalid(op, "no memory", "name the buffers, arrays, mappings, sparse ranges and pools to suspend")
 	}
 	seen := map[*suspend.Status]bool{}
 	members := make([]suspend.Member, len(all))

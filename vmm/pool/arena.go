@@ -2,9 +2,11 @@ package pool
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/epoch"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
@@ -129,6 +131,28 @@ func (a *arena) shard(st *core.Stream) *shard {
 	a.shards = append(a.shards, sh)
 	a.pool.shards = append(a.pool.shards, sh)
 	return sh
+}
+
+// uses returns where the arena's memory lies, one span for each region.
+func (a *arena) uses() (all []cuda.Span) {
+	p := a.pool
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, pl := range *p.places.Load() {
+		var from, to driver.Ptr
+		pl.reg.filled(func(at int, c *chunk) {
+			if sh := c.shard.Load(); slices.Contains(a.shards, sh) {
+				if from == 0 {
+					from = pl.reg.at(at)
+				}
+				to = pl.reg.at(at + 1)
+			}
+		})
+		if from < to {
+			all = append(all, cuda.Span{At: cuda.Ptr(from), Bytes: int(to - from)})
+		}
+	}
+	return all
 }
 
 // begin makes a capture the running one, and seals what is free: all of the

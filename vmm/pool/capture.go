@@ -80,8 +80,9 @@ type Capture struct {
 const captureOp = "pool.Capture"
 
 // Capture captures the work that body submits to the stream, as Stream.WithCapture does,
-// and returns the graph. An arena serves the streams that take part. The graph keeps the
-// arena: when the graph is closed and its last launch has passed, the memory is the
+// and returns the graph. An arena serves the streams that take part, and is declared as memory
+// that the graph uses: while the pool is suspended the graph's launch returns
+// cuda.ErrSuspended. The graph keeps the arena: when the graph is closed and its last launch has passed, the memory is the
 // pool's again. Blocks that body leaves live stay live, and are freed like others.
 //
 // Blocks from before the capture that are freed during it, on streams that take part,
@@ -122,6 +123,9 @@ func (p *Pool) Capture(s *cuda.Stream, o CaptureOptions, body func() error) (*cu
 	if err != nil {
 		return nil, stats, err
 	}
+	if err := g.AddUses(c.arena.uses()...); err != nil {
+		return nil, stats, errors.Join(err, g.Close())
+	}
 	of := c
 	if err := g.OnClose(func() { _ = of.Close() }); err != nil {
 		return nil, stats, errors.Join(err, g.Close())
@@ -153,6 +157,9 @@ func (p *Pool) prime(st *core.Stream) error {
 func (p *Pool) firstRegion(sh *shard) error {
 	p.misses.Lock()
 	defer p.misses.Unlock()
+	if err := p.awake(captureOp); err != nil {
+		return err
+	}
 	p.mu.Lock()
 	closed, none := p.closed, len(p.regions[mid]) == 0
 	p.pruneLocked()
@@ -234,6 +241,9 @@ func (c *Capture) enter(op string) error {
 		return err
 	}
 	defer p.mu.Unlock()
+	if err := p.awake(op); err != nil {
+		return err
+	}
 	switch {
 	case p.captures[c.id] != nil:
 		return errs.New(errs.Failure{Op: op, Kind: errs.InUse, Asked: fmt.Sprintf("capture %d, which the pool serves already", c.id),

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 )
 
 // Check compares the pool's lists, trees and counters with each other and with the
@@ -23,11 +24,19 @@ func (p *Pool) Check() error {
 	defer p.pressing.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := &checker{p: p, known: map[*shard]bool{nil: true}, owned: map[*phys.Handle]bool{}}
+	c := &checker{p: p, known: map[*shard]bool{nil: true}, owned: map[*phys.Handle]bool{}, away: map[driver.Ptr]bool{}}
+	if state := p.status.State(); state == suspend.Suspending || state == suspend.Resuming {
+		c.moving = true
+	}
 	for _, sh := range p.shards {
 		c.known[sh] = true
 	}
 	for _, r := range slices.Concat(p.regions[:]...) {
+		for _, m := range r.rng.All() {
+			if m.Away() && !m.Pinned() {
+				c.away[m.Ptr()] = true
+			}
+		}
 		r.filled(func(at int, ch *chunk) {
 			c.must(c.known[ch.shard.Load()], "the chunk at %#x belongs to a shard that the pool forgot", r.at(at))
 		})
@@ -51,8 +60,11 @@ type checker struct {
 	p     *Pool
 	known map[*shard]bool
 	owned map[*phys.Handle]bool // memory of spans that shards own
-	errs  []error
-	found uint64 // bytes of memory
+	away  map[driver.Ptr]bool   // places whose memory is suspended
+	// moving: a Suspension maps or unmaps just now.
+	moving bool
+	errs   []error
+	found  uint64 // bytes of memory
 }
 
 func (c *checker) must(ok bool, format string, args ...any) {
@@ -115,11 +127,12 @@ func (c *checker) vacant(r *region) {
 
 // mapped asks the driver.
 func (c *checker) mapped(at driver.Ptr) {
-	if c.p.lost() != driver.Success {
+	if c.p.lost() != driver.Success || c.moving {
 		return
 	}
 	flags, r := c.p.sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(c.p.dev.Ordinal())}, at)
-	c.must(r == driver.Success && flags == driver.AccessReadWrite, "the driver says %v, access %d, of %#x", r, flags, at)
+	here := r == driver.Success && flags == driver.AccessReadWrite
+	c.must(here != c.away[at], "the driver says %v, access %d, of %#x, which is suspended: %t", r, flags, at, c.away[at])
 }
 
 // shard checks what one shard has; its lock is held.

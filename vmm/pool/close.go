@@ -41,7 +41,11 @@ func (p *Pool) close() error {
 	}
 	p.pressing.Lock()
 	defer p.pressing.Unlock()
-	return p.giveBack()
+	if err := p.giveBack(); err != nil {
+		return err
+	}
+	p.status.Closed()
+	return nil
 }
 
 // shut ends allocation, if nothing is live.
@@ -94,7 +98,7 @@ func (p *Pool) open() {
 	p.closed = false
 	for _, sh := range p.shards {
 		sh.mu.Lock()
-		sh.closed = false
+		sh.closed = sh.sleep != nil
 		sh.mu.Unlock()
 	}
 }
@@ -118,7 +122,7 @@ func (p *Pool) giveBack() error {
 			return err
 		}
 		for i := range r.chunks {
-			if c := r.chunks[i].Swap(nil); c != nil && c.handle.TakeGone() { // or another place has it yet
+			if c := r.chunks[i].Swap(nil); c != nil && isGone(c.handle) { // or another place has it yet
 				p.gave(c.handle.Size)
 			}
 		}

@@ -57,6 +57,12 @@
 // Handle was taken, it asks the driver whether the stream captures. The pool takes a
 // closed stream's work for done, so close a borrowed stream only after that work.
 //
+// # Suspending
+//
+// A pool can be named in vmm.Suspend: its memory goes back to the driver, with the bytes of its
+// live blocks kept, and comes back at the same addresses. Meanwhile Alloc returns
+// cuda.ErrSuspended and Free works. docs/suspend.md has a table of all operations.
+//
 // # Captures
 //
 // [Pool.Capture] captures a graph whose allocations lie in an arena that lasts as long as

@@ -1,6 +1,11 @@
 package pool
 
-import "time"
+import (
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
 
 // SetMostLag changes how long a miss waits for other streams, and returns a function
 // that changes it back.
@@ -44,4 +49,21 @@ func SetMostDeferred(n int) (undo func()) {
 	before := mostDeferred
 	mostDeferred = n
 	return func() { mostDeferred = before }
+}
+
+// Deferred returns how many old places of chunks that moved are mapped yet.
+func (p *Pool) Deferred() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.deferred)
+}
+
+// Handles returns the pool's memory that is mapped, or that was.
+func (p *Pool) Handles() (all []*phys.Handle) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range slices.Concat(p.regions[:]...) {
+		r.filled(func(_ int, c *chunk) { all = append(all, c.handle) })
+	}
+	return all
 }

@@ -22,6 +22,9 @@ func (p *Pool) Grant(access ...vmm.Access) error {
 	defer p.misses.Unlock()
 	p.pressing.Lock()
 	defer p.pressing.Unlock()
+	if err := p.awake(op); err != nil {
+		return err
+	}
 	all := withDevice(p.dev, slices.Clone(p.o.Access))
 	more := slices.DeleteFunc(slices.Clone(access), func(a vmm.Access) bool { return slices.Contains(all, a) })
 	if len(more) == 0 {

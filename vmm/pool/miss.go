@@ -182,7 +182,7 @@ func (p *Pool) clear(g *growth) (err error) {
 		gone, failed := g.reg.vacate(allocOp, g.reg.index(r.span.from), g.reg.index(r.span.to))
 		p.gave(gone)
 		err = join(failed, err)
-		r.shard.keep(-1)
+		r.shard.letGo()
 	}
 	g.old = nil
 	return err
@@ -302,16 +302,19 @@ func (p *Pool) giveUpLocked(g *growth) (isLost bool) {
 // moved or new. Misses go on side by side. One that finds no memory goes on alone,
 // so that it does not lack chunks that another miss has gathered; see escalation.
 func (p *Pool) miss(sh *shard, request want) (Block, error) {
-	w := &request // only here does it outlive the call
+	w := &request                            // only here does it outlive the call
+	if err := p.awake(allocOp); err != nil { // at once, whoever moves the bytes
+		return Block{}, err
+	}
 	back, emptied := p.beforeMiss(w)
 	defer back()
 	r := escalation{p: p, sh: sh, w: w, impatient: p.wait < 0}
 	r.lock()
 	defer r.unlock()
-	if !sh.keep(1) {
-		return Block{}, errs.ClosedError(allocOp, p.object.Title()+" or the stream")
+	if err := sh.keep(); err != nil {
+		return Block{}, err
 	}
-	defer sh.keep(-1)
+	defer sh.letGo()
 	for s := p.impossible(w); s != nil; s = p.impossible(w) {
 		if s.kind != errs.Budget || p.o.OnExhausted == nil || !r.ask(s) { // which may raise the limit
 			return Block{}, p.refusal(sh, w, s)
@@ -361,7 +364,7 @@ func (p *Pool) again(sh *shard, w *want, short bool) (b Block, ok bool, err erro
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
 	if sh.closed {
-		return Block{}, false, errs.ClosedError(allocOp, p.object.Title())
+		return Block{}, false, sh.refusalLocked("")
 	}
 	h := sh.takeLocked(w)
 	if h == nil && w.kind == mid && short {

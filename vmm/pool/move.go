@@ -225,7 +225,7 @@ func (p *Pool) unmapAll(op string) error {
 func (p *Pool) unmap(op string, r run) (gone uint64, err error) {
 	gone, err = r.reg.vacate(op, r.reg.index(r.span.from), r.reg.index(r.span.to))
 	p.gave(gone)
-	r.shard.keep(-1)
+	r.shard.letGo()
 	if err != nil {
 		return gone, p.loseSpan(op, r.reg, r.span, err)
 	}
@@ -251,7 +251,7 @@ func (r *region) vacatePiece(op string, from, to int) (gone uint64, err error) {
 		h := r.chunks[i].Load().handle
 		if err == nil || r.left(i) == 0 {
 			r.chunks[i].Store(nil)
-			if h.TakeGone() {
+			if isGone(h) {
 				gone += h.Size
 			}
 		} else {

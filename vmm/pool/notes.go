@@ -135,6 +135,20 @@ package pool
 // serves no request while the stream captures and whose epoch cannot pass: that is what
 // postpones the free.
 //
+// # Sleep
+//
+// A pool that is suspended (suspend.go) keeps all lists: blocks, free extents, slabs, arenas. Its
+// shards are marked as closed, so that the way of a warm request is as before, and the miss
+// says why. Frees edit lists in every state. What maps and unmaps runs under misses or pressing
+// and asks for the state there. A Suspension lets both come free once and then holds neither,
+// while bytes move for seconds: a request that waited for misses would not be refused at once.
+// What the Suspension does to lists it does under pressing, like upkeep.
+//
+// Free chunks are not trimmed before they go: that would take the driver's calls twice, and change
+// a pool whose suspension fails. They go like the others, without their bytes, and leave the
+// lists before the pool is resumed, when that calls no driver. No epoch is asked then, since
+// nothing can have used the memory.
+//
 // # Budgets
 //
 // A pool within a cuda.Budget charges its chunks there (phys.TryCreate), after its own limit

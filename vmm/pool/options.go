@@ -142,7 +142,8 @@ func (p *Pool) limitHint() string {
 // SetLimit changes the most physical memory, in bytes, that the pool may have: at
 // least the granularity, or 0 for no limit. If the pool has more, it gives free
 // memory that the GPU has passed back at once; what is still above the limit stays,
-// and the pool makes no more until it is below.
+// and the pool makes no more until it is below. What is live of a suspended pool comes back
+// whatever its limit.
 func (p *Pool) SetLimit(bytes int) error {
 	const op = "pool.SetLimit"
 	if err := p.made(op); err != nil {
@@ -152,7 +153,7 @@ func (p *Pool) SetLimit(bytes int) error {
 		return errs.Invalid(op, fmt.Sprintf("%d bytes", bytes), p.limitHint())
 	}
 	p.limit.Store(uint64(bytes))
-	if have := p.reserved.Load(); bytes > 0 && have > uint64(bytes) {
+	if have := p.reserved.Load(); bytes > 0 && have > uint64(bytes) && p.status.Sleep() == nil {
 		_, err := p.Trim(int(have - uint64(bytes)))
 		return err
 	}

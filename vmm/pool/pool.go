@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -27,6 +28,7 @@ type holder = front.Holder
 // All methods are safe for concurrent use. The caller closes it.
 type Pool struct {
 	holder
+	sleeper
 	// Set by New.
 	dev                         *cuda.Device
 	sys                         *core.System
@@ -48,6 +50,7 @@ type Pool struct {
 	hide                        func()          // from snapshots of the System
 
 	closer life.Closer
+	status suspend.Status
 	upkeep upkeep // which has a lock of its own
 
 	access   atomic.Pointer[memspec.Access] // replaced by Grant, which holds misses
@@ -88,6 +91,7 @@ type Pool struct {
 	captures      map[uint64]*Capture
 	arenas        int
 	cacheBack     func() // ends that the cache stands aside, for the history; nil without one
+	cacheAside    func() // the same while the pool sleeps
 
 	// offersMu, a leaf, guards offers.
 	offersMu lock.Mutex[lock.Leaf]
@@ -95,7 +99,7 @@ type Pool struct {
 
 	// holding is held over changes of reserved and of the object's size.
 	holding lock.Mutex[lock.Stem]
-	object  core.Object // what the System's list of live objects shows
+	object  listed
 }
 
 const (
@@ -161,7 +165,8 @@ func New(d *cuda.Device, o Options) (*Pool, error) {
 	if o.Statistics {
 		p.stats = new(statistics)
 	}
-	p.holder = front.NewHolder((*behind)(p))
+	p.holder, p.sleeper = front.NewHolder((*behind)(p)), suspend.Hold((*member)(p))
+	p.object.p = p
 	p.places.Store(new([]place))
 	p.serial = int(lastPool.Add(1))
 	p.local = p.sys.NewStreamKey()
@@ -237,7 +242,7 @@ const allocOp = "pool.Alloc"
 
 func (p *Pool) allocFrom(sh *shard, w *want) (Block, error) {
 	sh.mu.Lock()
-	if !sh.closed { // or Close runs and may be refused, so that miss decides
+	if !sh.closed { // or Close runs and may be refused, or the pool sleeps, so that miss decides
 		if h := sh.takeLocked(w); h != nil {
 			b := h.block()
 			sh.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/epoch"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
@@ -31,7 +32,8 @@ type shard struct {
 	arena  *arena // whose graph alone uses the memory, or nil; guarded by mu
 
 	mu     lock.Mutex[lock.Shard]
-	closed bool
+	closed bool        // it serves no request, because the pool is closed, forgot it, or sleeps
+	sleep  *core.Sleep // while the pool sleeps
 	clock  epoch.Clock // stamps what is freed, and other shards' blocks that the stream used
 
 	partial []*slab // with room, by class
@@ -61,6 +63,7 @@ type shard struct {
 	former []*slab // that lost their chunks, for later ones of their classes
 }
 
+// newShard makes a shard. The caller holds mu.
 func (p *Pool) newShard(st *core.Stream, a *arena) *shard {
 	sh := &shard{pool: p, stream: st, arena: a, partial: make([]*slab, len(p.classes.sizes))}
 	sh.clock.Init(st, p.sys, epoch.Owner{Locker: &sh.mu, Op: "vmm/pool",
@@ -69,6 +72,8 @@ func (p *Pool) newShard(st *core.Stream, a *arena) *shard {
 	}, a != nil)
 	sh.free.rand = 1
 	sh.watch = p.newWatch()
+	sh.sleep = p.status.Sleep()
+	sh.closed = sh.sleep != nil
 	return sh
 }
 
@@ -133,15 +138,30 @@ func (sh *shard) giveLocked(h *header, w *want) {
 }
 
 // keep pins the shard while a request makes memory for it, even if its stream is
-// closed meanwhile. It returns false if the shard is closed.
-func (sh *shard) keep(n int) bool {
+// closed meanwhile. It returns an error if the shard serves no requests.
+func (sh *shard) keep() error {
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	if sh.closed && n > 0 {
-		return false
+	if sh.closed {
+		return sh.refusalLocked(" or the stream")
 	}
-	sh.kept += n
-	return true
+	sh.kept++
+	return nil
+}
+
+// letGo ends what keep began.
+func (sh *shard) letGo() {
+	sh.mu.Lock()
+	defer sh.mu.Unlock()
+	sh.kept--
+}
+
+// refusalLocked is the error of a shard that serves no requests. The caller holds mu.
+func (sh *shard) refusalLocked(or string) error {
+	if sh.sleep != nil {
+		return sh.sleep.Error(allocOp)
+	}
+	return errs.ClosedError(allocOp, sh.pool.object.Title()+or)
 }
 
 // another makes a slab of an empty chunk, or of that of a slab without blocks, or returns

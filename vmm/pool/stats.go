@@ -22,6 +22,9 @@ type Stats struct {
 	// that it had since New or ResetPeaks.
 	Reserved     int `json:"reserved"`
 	PeakReserved int `json:"peakReserved"`
+	// Suspended is the part of Reserved that has no memory now: the pool was suspended
+	// (vmm.Suspend).
+	Suspended int `json:"suspended,omitempty"`
 	// Limit is the most that it may have; 0 is no limit.
 	Limit int `json:"limit,omitempty"`
 	// Requested is the size of the live blocks as requested, and Blocks their number.
@@ -125,7 +128,8 @@ func (p *Pool) Stats() Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	s := Stats{Serial: p.serial, Name: p.o.Name, Tag: p.o.Tag, Counted: p.stats != nil, Reserved: int(p.reserved.Load()), PeakReserved: int(p.mostHeld.Load()), Limit: int(p.limit.Load()), Arenas: p.arenas,
-		Allocs: p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
+		Suspended: int(p.suspendedBytesLocked()),
+		Allocs:    p.retired.allocs, Frees: p.retired.frees, AllocatedBytes: p.retired.bytes}
 	if p.stats != nil {
 		s.PeakRequested, s.PeakBlocks = int(p.stats.mostRequested.Load()), int(p.stats.mostBlocks.Load())
 	}

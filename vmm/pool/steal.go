@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"math"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -161,6 +162,16 @@ func (p *Pool) takeFrom(o, sh *shard, w *want) (give func()) {
 func (sh *shard) safe() uint64 {
 	if sh.arena != nil {
 		return sh.sealed
+	}
+	return sh.clock.Last()
+}
+
+// passed is the epoch up to which free memory of the shard may be unmapped: all of it while the
+// pool sleeps, since its suspension waited for the GPU, and nothing has used it since. The caller
+// holds the shard's lock.
+func (sh *shard) passed() uint64 {
+	if sh.sleep != nil {
+		return math.MaxUint64
 	}
 	return sh.clock.Last()
 }

@@ -77,7 +77,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 	p.mu.Lock()
 	p.eachOfferLocked(func(sh *shard) bool {
 		for len(all) < most {
-			c, ok := sh.spareSlab(sh.clock.Last())
+			c, ok := sh.spareSlab(sh.passed())
 			if !ok {
 				break
 			}
@@ -98,7 +98,7 @@ func (p *Pool) trimSlabs(op string, need uint64) (freed uint64, found bool, err 
 			gone, err = p.discard(op, c.reg, c.index)
 			freed += gone
 		}
-		c.sh.keep(-1)
+		c.sh.letGo()
 	}
 	return freed, len(all) > 0, err
 }
@@ -114,7 +114,7 @@ func (p *Pool) trimRegions(op string, need uint64) (freed uint64, found bool, er
 	}
 	if n > 0 {
 		p.eachOfferLocked(func(sh *shard) bool {
-			more, k := p.cutHolesLocked(sh, n, sh.clock.Last())
+			more, k := p.cutHolesLocked(sh, n, sh.passed())
 			runs, n = append(runs, more...), n-k
 			return n > 0
 		})
@@ -184,12 +184,16 @@ func (p *Pool) stay() bool {
 }
 
 // underPressure gives memory back for an allocation outside of the pool that found none.
-// While the pool closes, or is checked, more is to come.
+// While the pool closes, or is checked, more is to come. A pool that sleeps has none: its
+// Suspension, which may be what lacks the memory, alone moves it.
 func (p *Pool) underPressure(need uint64) (freed uint64, more bool) {
 	if !p.pressing.TryRLock() {
 		return 0, true
 	}
 	defer p.pressing.RUnlock()
+	if p.status.Sleep() != nil {
+		return 0, false
+	}
 	defer p.aside(false)()
 	freed, err := p.trimPatiently(need, time.Sleep)
 	if err != nil {
@@ -203,7 +207,8 @@ const trimOp = "pool.Trim"
 // Trim gives free memory that the GPU has passed back to the driver: at least
 // need bytes if there is that much, or all where need is 0. It returns the number of
 // bytes that it gave back. It gives idle streams some milliseconds to pass, and does
-// not wait for work.
+// not wait for work. A pool that is suspended gives up what is kept of its free chunks, which
+// do not come back, and returns 0.
 func (p *Pool) Trim(need int) (freed int, err error) {
 	if err := p.made(trimOp); err != nil {
 		return 0, err
@@ -216,6 +221,10 @@ func (p *Pool) Trim(need int) (freed int, err error) {
 	}
 	defer p.aside(false)()
 	p.misses.Lock()
+	if p.status.Sleep() != nil {
+		defer p.misses.Unlock()
+		return 0, p.trimAsleep(trimOp)
+	}
 	n, err := p.trimPatiently(uint64(need), func(d time.Duration) {
 		p.misses.Unlock()
 		defer p.misses.Lock()
@@ -233,6 +242,9 @@ func (p *Pool) trimPatiently(need uint64, sleep func(time.Duration)) (freed uint
 	for w := (backoff{}); ; {
 		inFlight := p.advanceAll()
 		for {
+			if p.status.Sleep() != nil { // its suspension has begun while others went on
+				return freed, nil
+			}
 			step := min(need-freed, piece*p.chunk)
 			n, err := p.trim(trimOp, step)
 			if freed += n; err != nil || freed >= need {

@@ -110,6 +110,9 @@ func (p *Pool) tend() (after time.Duration) {
 		return busyUpkeep // Close or Check runs
 	}
 	defer p.pressing.RUnlock()
+	if p.status.Sleep() != nil {
+		return never // whoever wakes the pool wakes its upkeep
+	}
 	if p.untilQuiet() == 0 {
 		p.askDeferred()
 		found := true
