@@ -34,6 +34,8 @@ type world struct {
 	ready    []*pool.Workspaces
 	ends     []func() error // what else is to be closed, the last first
 	struck   []string
+	written  []written // whose bytes are as they were written
+	asleep   *vmm.Suspension
 }
 
 func newWorld(t testing.TB, sc scenario) *world {
@@ -139,6 +141,34 @@ func (w *world) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), testTimeout)
 	defer cancel()
 	return w.sys.Drain(ctx)
+}
+
+// unrest leaves written blocks, free memory and old places of chunks that moved.
+func (w *world) unrest() {
+	w.fill(w.s, 16, 2*kib64)
+	w.written = append(w.written, w.write(w.s, 12*kib64, 1), w.write(w.s, 500, 2), w.write(w.other, 3*kib64, 3))
+	require.NoError(w.t, w.s.Synchronize())
+	require.NoError(w.t, w.other.Synchronize())
+}
+
+// wake suspends the pool, unless it is, and resumes it.
+func (w *world) wake(suspend func() (*vmm.Suspension, error)) error {
+	if w.asleep == nil {
+		z, err := suspend()
+		if err == nil {
+			err = z.Released().Wait(context.Background())
+		}
+		if err != nil {
+			return err
+		}
+		w.asleep = z
+	}
+	if err := w.asleep.Resume(context.Background()); err != nil {
+		return err
+	}
+	w.asleep = nil
+	w.holds(w.written...)
+	return nil
 }
 
 // scenario is an operation in a small world. Called again after a failure, it completes.
@@ -271,6 +301,19 @@ var scenarios = []scenario{
 			return err
 		}
 		return w.alloc(w.other, 3*kib64)
+	}},
+	{name: "Suspend and Resume", setup: (*world).unrest, op: func(w *world) error {
+		return w.wake(func() (*vmm.Suspension, error) {
+			return vmm.Suspend(context.Background(), vmm.SuspendOptions{}, w.p)
+		})
+	}},
+	{name: "SuspendAfter and Resume, dropped", setup: func(w *world) {
+		w.unrest()
+		w.written = nil // its bytes are lost
+	}, op: func(w *world) error {
+		return w.wake(func() (*vmm.Suspension, error) {
+			return vmm.SuspendAfter(vmm.SuspendOptions{Keep: vmm.Drop}, []*cuda.Stream{w.s, w.other}, w.p)
+		})
 	}},
 	{name: "Close", setup: (*world).some, op: func(w *world) error { return w.p.Close() }},
 	{name: "Close after stitching", setup: func(w *world) {

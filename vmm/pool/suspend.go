@@ -123,8 +123,8 @@ func (m *member) Release() {
 // Closed implements suspend.Member.
 func (m *member) Closed() bool { return m.closer.Closed() }
 
-// Begin refuses a pool that serves a capture, whose work has yet to be submitted, or that could
-// not unmap some of its memory.
+// Begin refuses a pool that serves a capture, whose work has yet to be submitted. Memory that
+// could not be unmapped after a failure stays, among the System's leftovers.
 func (m *member) Begin(op string, step func()) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -134,12 +134,6 @@ func (m *member) Begin(op string, step func()) error {
 	for id := range m.captures {
 		return errs.New(errs.Failure{Op: op, Object: m.object.Called(), Kind: errs.Capturing, Asked: fmt.Sprintf("%s, which serves capture %d", m.What(), id),
 			Hint: "end the capture first"})
-	}
-	for _, r := range slices.Concat(m.regions[:]...) {
-		if n := r.rng.Stuck(); n > 0 {
-			return errs.New(errs.Failure{Op: op, Object: m.object.Called(), Kind: errs.InUse,
-				Asked: fmt.Sprintf("%s, of which %s could not be unmapped", m.What(), errs.Bytes(n)), Hint: "call System.Drain, which tries that again"})
-		}
 	}
 	step()
 	m.gateLocked()

@@ -23,8 +23,8 @@ type written struct {
 	data []byte
 }
 
-// written allocates a block and writes it.
-func (w *world) written(s *cuda.Stream, n int, value byte) written {
+// write allocates a block and writes it.
+func (w *world) write(s *cuda.Stream, n int, value byte) written {
 	w.t.Helper()
 	require.NoError(w.t, w.alloc(s, n))
 	b := w.live[len(w.live)-1]
@@ -64,10 +64,10 @@ func (w *world) release(b pool.Block, streams ...*cuda.Stream) {
 
 func TestSuspendKeepsTheBytesOfLiveBlocksAlone(t *testing.T) {
 	w := newWorld(t, scenario{})
-	small := w.written(w.s, 700, 1)
-	large := w.written(w.s, 5*kib64, 2)
-	other := w.written(w.other, 3*kib64, 3)
-	gone := w.written(w.s, 8*kib64, 4)
+	small := w.write(w.s, 700, 1)
+	large := w.write(w.s, 5*kib64, 2)
+	other := w.write(w.other, 3*kib64, 3)
+	gone := w.write(w.s, 8*kib64, 4)
 	w.release(gone.Block)
 	before := w.p.Stats()
 
@@ -101,7 +101,7 @@ func TestSuspendUnmapsOldPlacesFirst(t *testing.T) {
 	t.Cleanup(pool.SetUpkeep(testTimeout))
 	w := newWorld(t, scenario{})
 	w.fill(w.s, 24, 2*kib64) // holes
-	moved := w.written(w.s, 12*kib64, 7)
+	moved := w.write(w.s, 12*kib64, 7)
 	require.Positive(t, w.p.Deferred())
 	w.m.Hold(w.s.Handle()) // the GPU has not passed the old places
 	require.NoError(t, w.s.Memset(moved.Ptr(), 8, 10))
@@ -125,7 +125,7 @@ var asleep = []struct {
 	test func(w *world)
 }{
 	{"Alloc, Prepare", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		fresh, err := w.d.NewStream(cuda.StreamOptions{})
 		require.NoError(w.t, err)
@@ -149,7 +149,7 @@ var asleep = []struct {
 	{"Free, FreePtr", func(w *world) {
 		var blocks []written
 		for i, n := range []int{100, 200, 3 * kib64, 4 * kib64, 5 * kib64} {
-			blocks = append(blocks, w.written(w.s, n, byte(i+1)))
+			blocks = append(blocks, w.write(w.s, n, byte(i+1)))
 		}
 		z := w.suspend(vmm.SuspendOptions{})
 		reserved := w.p.Stats().Reserved
@@ -163,7 +163,7 @@ var asleep = []struct {
 		require.Less(w.t, w.p.Stats().Reserved, reserved, "what was free by then did not come back")
 	}},
 	{"waiting frees", func(w *world) {
-		kept, freed := w.written(w.s, 3*kib64, 1), w.written(w.s, 2*kib64, 2)
+		kept, freed := w.write(w.s, 3*kib64, 1), w.write(w.s, 2*kib64, 2)
 		require.NoError(w.t, w.alloc(w.s, kib64))
 		require.NoError(w.t, w.s.Synchronize())
 		w.m.Hold(w.other.Handle())
@@ -183,7 +183,7 @@ var asleep = []struct {
 		w.holds(kept)
 	}},
 	{"Capture, BeginCapture", func(w *world) {
-		block := w.written(w.s, 3*kib64, 1)
+		block := w.write(w.s, 3*kib64, 1)
 		graph, _, err := w.p.Capture(w.s, pool.CaptureOptions{}, func() error {
 			_, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{}, w.p)
 			require.ErrorIs(w.t, err, cuda.ErrCapturing)
@@ -258,7 +258,7 @@ var asleep = []struct {
 		w.resume(z)
 	}},
 	{"Trim", func(w *world) {
-		keep, freed := w.written(w.s, 3*kib64, 1), w.written(w.s, 5*kib64, 2)
+		keep, freed := w.write(w.s, 3*kib64, 1), w.write(w.s, 5*kib64, 2)
 		z := w.suspend(vmm.SuspendOptions{})
 		w.release(freed.Block)
 		reserved := w.p.Stats().Reserved
@@ -272,7 +272,7 @@ var asleep = []struct {
 		w.holds(keep)
 	}},
 	{"SetLimit", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		require.NoError(w.t, w.p.SetLimit(kib64))
 		w.resume(z)
@@ -281,7 +281,7 @@ var asleep = []struct {
 		require.NoError(w.t, w.p.SetLimit(0))
 	}},
 	{"Grant", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		peer := vmm.Access{Location: w.sys.Devices()[1].Location(), Mode: vmm.ReadWrite}
 		require.ErrorIs(w.t, w.p.Grant(peer), cuda.ErrSuspended)
@@ -296,7 +296,7 @@ var asleep = []struct {
 		w.holds(block)
 	}},
 	{"upkeep, decay, and others' lack of memory", func(w *world) {
-		block, freed := w.written(w.s, 5*kib64, 1), w.written(w.s, 5*kib64, 2)
+		block, freed := w.write(w.s, 5*kib64, 1), w.write(w.s, 5*kib64, 2)
 		z := w.suspend(vmm.SuspendOptions{})
 		w.release(freed.Block)
 		reserved := w.p.Stats().Reserved
@@ -310,7 +310,7 @@ var asleep = []struct {
 	}},
 	{"Stats, Snapshot, Live, History, Find, Check", func(w *world) {
 		w.p.StartHistory(pool.HistoryOptions{})
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		require.Equal(w.t, w.p.Stats().Reserved, w.p.Snapshot().Stats.Suspended)
 		require.Len(w.t, w.p.Live(), 1)
@@ -324,7 +324,7 @@ var asleep = []struct {
 		w.resume(z)
 	}},
 	{"Close", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		require.ErrorIs(w.t, w.p.Close(), cuda.ErrInUse)
 		require.ErrorIs(w.t, w.alloc(w.s, 10), cuda.ErrSuspended, "it sleeps on")
@@ -336,7 +336,7 @@ var asleep = []struct {
 		require.ErrorIs(w.t, z.Resume(context.Background(), w.p), cuda.ErrClosed)
 	}},
 	{"Suspend", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		_, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{}, w.p)
 		require.ErrorIs(w.t, err, cuda.ErrSuspended)
@@ -346,7 +346,7 @@ var asleep = []struct {
 		w.holds(block)
 	}},
 	{"work on addresses of the pool", func(w *world) {
-		block := w.written(w.s, 5*kib64, 1)
+		block := w.write(w.s, 5*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		require.ErrorIs(w.t, w.s.Memset(block.Ptr(), 1, 1), cuda.ErrSuspended)
 		w.resume(z)
@@ -362,7 +362,7 @@ var asleep = []struct {
 			return w.s.Memset(node.Ptr(), 1, kib64)
 		})
 		require.NoError(w.t, err)
-		block := w.written(w.s, 2*kib64, 1)
+		block := w.write(w.s, 2*kib64, 1)
 		z := w.suspend(vmm.SuspendOptions{})
 		require.NoError(w.t, graph.Launch(w.s), "its memory is the driver's")
 		require.NoError(w.t, w.s.Synchronize())
@@ -413,7 +413,7 @@ func TestTheTableOfASleepingPoolIsComplete(t *testing.T) {
 // Memory that comes back is other memory, which holds the bytes of blocks that changed owners.
 func TestChunksArePrivateAgainAfterResume(t *testing.T) {
 	w := newWorld(t, scenario{})
-	block := w.written(w.s, 5*kib64, 1)
+	block := w.write(w.s, 5*kib64, 1)
 	before := map[uint64]bool{}
 	for _, h := range w.p.Handles() {
 		before[h.ID()] = true
@@ -468,8 +468,8 @@ func TestPoolsOfATagSleepTogetherAndWakeOneByOne(t *testing.T) {
 // A source writes live blocks, and knows them by their addresses.
 func TestASourceFillsLiveBlocks(t *testing.T) {
 	w := newWorld(t, scenario{})
-	a, b := w.written(w.s, 5*kib64, 1), w.written(w.s, 300, 2)
-	w.release(w.written(w.s, 4*kib64, 3).Block)
+	a, b := w.write(w.s, 5*kib64, 1), w.write(w.s, 300, 2)
+	w.release(w.write(w.s, 4*kib64, 3).Block)
 	fill := source(func(s *cuda.Stream, m vmm.Memory, at cuda.Ptr, n int) error {
 		require.Same(t, w.p, m)
 		for _, l := range []written{a, b} {
@@ -564,7 +564,7 @@ func TestRequestsBesideSuspensions(t *testing.T) {
 			}
 		}()
 	}
-	block := w.written(w.s, 3*kib64, 5)
+	block := w.write(w.s, 3*kib64, 5)
 	for range 30 {
 		z := w.suspend(vmm.SuspendOptions{})
 		require.Equal(t, w.base, w.free())
@@ -581,7 +581,7 @@ func TestRequestsBesideSuspensions(t *testing.T) {
 // Close waits while the bytes of the pool move.
 func TestCloseWaitsForASuspension(t *testing.T) {
 	w := newWorld(t, scenario{})
-	block := w.written(w.s, 3*kib64, 1)
+	block := w.write(w.s, 3*kib64, 1)
 	w.m.Hold(w.s.Handle())
 	z, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.s}, w.p)
 	require.NoError(t, err)
