@@ -41,6 +41,21 @@ func newSide(t *testing.T, conn *peer.Conn) *side {
 	return x
 }
 
+// atFirstMap has the other side do something while this one maps, in a goroutine of its own, since
+// this one's has locks then.
+func (x *side) atFirstMap(t *testing.T, do func() error) {
+	var once sync.Once
+	x.m.OnCall(func(call string) {
+		if call == "cuMemMap" {
+			once.Do(func() {
+				done := make(chan error)
+				go func() { done <- do() }()
+				require.NoError(t, <-done)
+			})
+		}
+	})
+}
+
 // Memory whose buffer was closed while it was sent is released by the sender's last
 // step. If the driver refuses that, the transfer is no failure, and the reclaimer
 // releases the memory.
@@ -51,12 +66,7 @@ func TestSentMemoryThatCannotBeReleased(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, gputest.Err(b.AppendUndefined(3*64<<10)))
 	from.m.Inject(sim.Fault{Call: "cuMemRelease", Result: cuda.Code(driver.Unknown)})
-	var once sync.Once
-	to.m.OnCall(func(call string) {
-		if call == "cuMemMap" { // before the sender learns of it
-			once.Do(func() { require.NoError(t, b.Close()) })
-		}
-	})
+	to.atFirstMap(t, b.Close) // before the sender learns of it
 	var group errgroup.Group
 	group.Go(func() error { return handles.SendBuffer(peertest.Context(t), near, b) })
 	got, err := handles.ReceiveBuffer(peertest.Context(t), far, to.d, handles.ImportOptions{})
@@ -104,12 +114,7 @@ func TestReceivedMemoryWhoseSenderGoesIsGivenBack(t *testing.T) {
 		require.NoError(t, gputest.Err(b.AppendUndefined(3*64<<10)))
 		before := to.s.Stats()
 		to.m.Inject(sim.Fault{Call: undo, Result: cuda.Code(driver.Unknown)})
-		var once sync.Once
-		to.m.OnCall(func(call string) {
-			if call == "cuMemMap" {
-				once.Do(func() { require.NoError(t, near.Close()) })
-			}
-		})
+		to.atFirstMap(t, near.Close)
 		var group errgroup.Group
 		group.Go(func() error { return handles.SendBuffer(peertest.Context(t), near, b) })
 		_, err = handles.ReceiveBuffer(peertest.Context(t), far, to.d, handles.ImportOptions{})
