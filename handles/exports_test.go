@@ -28,7 +28,7 @@ func TestAnObjectWhoseDescriptorsDoNotFit(t *testing.T) {
 	near.out.ended = h.offers
 	near.mu.Unlock()
 	over := make(chan error, 1)
-	go func() { over <- near.offer(peertest.Context(t), "test", &h.honest, h.chunks) }()
+	go func() { over <- near.offerHandles(peertest.Context(t), "test", &h.honest, h.chunks) }()
 	got, err := ReceiveBuffer(peertest.Context(t), h.far, h.d, ImportOptions{})
 	require.NoError(t, err)
 	require.NoError(t, <-over)

@@ -3,6 +3,7 @@
 package handles_test
 
 import (
+	"context"
 	"os"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -125,4 +127,80 @@ func TestKeptDescriptorsHaveALimit(t *testing.T) {
 		require.NoError(t, b.Close())
 	}
 	require.NoError(t, passBuffer(t, from, to, big, devices[1], handles.ImportOptions{}).Close())
+}
+
+// A process that has descriptors alone shares the memory behind them, though its maker has closed it.
+func TestMemoryIsSharedByItsDescriptorsAlone(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		near, far := peertest.Pair(t, peer.Options{})
+		b := filled(t, d, 200*mib, 3)
+		described, fds := byDescriptors(t, b)
+		require.NoError(t, b.Close())
+		for range 2 { // they stay the caller's
+			got := passed(t, func(ctx context.Context) error { return handles.SendFDs(ctx, near, described, fds) },
+				func(ctx context.Context) (*vmm.Buffer, error) {
+					return handles.ReceiveBuffer(ctx, far, d, handles.ImportOptions{})
+				})
+			require.Equal(t, pattern(200*mib, 3), read(t, got))
+			require.NoError(t, got.Close())
+		}
+		require.NoError(t, peer.CloseAll(fds))
+	})
+}
+
+// byDescriptors describes a buffer's memory, and exports each chunk.
+func byDescriptors(t testing.TB, b *vmm.Buffer) (handles.Descriptor, []*peer.FD) {
+	v, err := share.Of(b).View("test", uint64(b.Len()))
+	require.NoError(t, err)
+	d := handles.Descriptor{Kind: handles.BufferKind, Length: b.Len(), Location: b.Device().Location(), Device: b.Device().UUID(), Handle: vmm.PosixFD}
+	var fds []*peer.FD
+	for _, c := range v.Chunks {
+		n, err := c.Handle.Export("test")
+		require.NoError(t, err)
+		f, err := peer.NewFD(n)
+		require.NoError(t, err)
+		fds = append(fds, f)
+		d.Chunks = append(d.Chunks, int(c.Handle.Size))
+	}
+	require.NoError(t, v.Release())
+	return d, fds
+}
+
+func TestDescriptorsThatCannotBeShared(t *testing.T) {
+	near, far := peertest.Pair(t, peer.Options{})
+	_, d := newSide(t, near), newSide(t, far).d
+	b := filled(t, d, 3*mib, 1)
+	good, fds := byDescriptors(t, b)
+	defer func() { require.NoError(t, peer.CloseAll(fds)) }()
+	none, fabric := good, good
+	none.Chunks, none.Length = nil, 1
+	fabric.Handle = vmm.Fabric
+	for name, c := range map[string]struct {
+		d    handles.Descriptor
+		fds  []*peer.FD
+		kind error
+	}{
+		"one missing":      {good, fds[1:], cuda.ErrInvalidArgument},
+		"none described":   {none, nil, handles.ErrDescriptor},
+		"by fabric handle": {fabric, fds, cuda.ErrInvalidArgument},
+	} {
+		require.ErrorIs(t, handles.SendFDs(peertest.Context(t), near, c.d, c.fds), c.kind, name)
+	}
+	require.ErrorIs(t, handles.SendFDs(peertest.Context(t), nil, good, fds), cuda.ErrInvalidArgument)
+	// A descriptor of something else is the receiver's to find.
+	other, err := os.Open(os.DevNull)
+	require.NoError(t, err)
+	n, err := unix.Dup(int(other.Fd()))
+	require.NoError(t, err)
+	require.NoError(t, other.Close())
+	wrong, err := peer.NewFD(n)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, wrong.Close()) }()
+	sent := make(chan error, 1)
+	go func() {
+		sent <- handles.SendFDs(peertest.Context(t), near, good, []*peer.FD{fds[0], wrong})
+	}()
+	_, err = handles.ReceiveBuffer(peertest.Context(t), far, d, handles.ImportOptions{})
+	require.ErrorIs(t, err, handles.ErrNotMemory)
+	require.ErrorIs(t, <-sent, peer.ErrRefused)
 }

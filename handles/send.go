@@ -107,7 +107,7 @@ func (c conn) sendView(ctx context.Context, op string, d Descriptor, on *core.Sy
 		return c.refuse(ctx, op, err)
 	}
 	defer c.offering.Give()
-	return c.offer(ctx, op, &d, handles)
+	return c.offerHandles(ctx, op, &d, handles)
 }
 
 // refuse tells the peer why nothing is offered, and returns the reason: the receiver that
@@ -148,8 +148,17 @@ func (c conn) end() {
 	c.out.ended, c.out.replies = c.out.begun, nil
 }
 
-// offer runs a transfer as its sender. The caller has the slot offering.
-func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phys.Handle) error {
+// offerHandles is offer for memory of this process.
+func (c conn) offerHandles(ctx context.Context, op string, d *Descriptor, chunks []*phys.Handle) error {
+	kind := partsOf(d.Handle)
+	return c.offer(ctx, op, d, func(ctx context.Context, t uint32, sent int) (int, error) {
+		return c.sendChunks(ctx, op, t, kind, sent, chunks[sent:])
+	})
+}
+
+// offer runs a transfer as its sender. send sends some of the chunks behind those that were sent, and
+// returns how many. The caller has the slot offering.
+func (c conn) offer(ctx context.Context, op string, d *Descriptor, send func(ctx context.Context, t uint32, sent int) (int, error)) error {
 	t := c.begin()
 	defer c.end()
 	b, err := d.MarshalBinary()
@@ -161,17 +170,16 @@ func (c conn) offer(ctx context.Context, op string, d *Descriptor, chunks []*phy
 	}
 	// under are the counts of chunks that the peer has yet to acknowledge.
 	sent, under, done := 0, []int(nil), false
-	kind := partsOf(d.Handle)
 	for err == nil && !done {
 		if err = c.Drain(ctx, op); err != nil {
 			break
 		}
-		if sent == len(chunks) || len(under) == chunkWindow || c.replied() {
-			under, done, err = c.nextReply(ctx, op, sent == len(chunks), under)
+		if sent == len(d.Chunks) || len(under) == chunkWindow || c.replied() {
+			under, done, err = c.nextReply(ctx, op, sent == len(d.Chunks), under)
 			continue
 		}
 		var n int
-		if n, err = c.sendChunks(ctx, op, t, kind, sent, chunks[sent:]); err == nil {
+		if n, err = send(ctx, t, sent); err == nil {
 			sent += n
 			under = append(under, sent)
 		}

@@ -262,7 +262,7 @@ func TestHostileOffers(t *testing.T) {
 			off.mu.Lock()
 			off.out.begun, off.out.ended, off.out.replies = h.offers, h.offers, nil
 			off.mu.Unlock()
-			group.Go(func() error { return b.offer(t.Context(), "test", &h.honest, h.chunks) })
+			group.Go(func() error { return b.offerHandles(t.Context(), "test", &h.honest, h.chunks) })
 			got, err := ReceiveBuffer(t.Context(), h.far, h.d, ImportOptions{})
 			require.NoError(t, err)
 			require.NoError(t, group.Wait())
@@ -367,7 +367,7 @@ func TestTransfersThatNoSenderMakes(t *testing.T) {
 func hears(t *testing.T, timeout time.Duration, reply func(h *hostile)) error {
 	h := newHostile(t, timeout)
 	var group errgroup.Group
-	group.Go(func() error { return inside(t, h.near).offer(t.Context(), "test", &h.honest, h.chunks) })
+	group.Go(func() error { return inside(t, h.near).offerHandles(t.Context(), "test", &h.honest, h.chunks) })
 	require.NoError(t, link.Of(h.far).Await(t.Context(), "test", inside(t, h.far).waiting))
 	h.near, h.far = h.far, h.near
 	reply(h)
@@ -423,7 +423,7 @@ func TestAWarningOfAnOfferThatNeverEnds(t *testing.T) {
 func TestAWarningOfAReplyThatNeverComes(t *testing.T) {
 	h := newHostile(t, 200*time.Millisecond)
 	require.NoError(t, link.Of(h.far).Send(peertest.Context(t), "test", peer.Message{Kind: wire.Warning}))
-	err := inside(t, h.near).offer(peertest.Context(t), "test", &h.honest, h.chunks)
+	err := inside(t, h.near).offerHandles(peertest.Context(t), "test", &h.honest, h.chunks)
 	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "no reply from the peer within 200ms")
 	require.Zero(t, exchange.Exports.Used())
