@@ -45,6 +45,17 @@ const (
 	View
 )
 
+// A keeper and the process that it keeps for, on a connection of their own (package
+// handles/broker/keeper).
+const (
+	KeepWrite   uint16 = 0xb001 + iota // an entry
+	KeepFiles                          // further files of it
+	KeepDrop                           // a key
+	KeepAll                            // asks for all entries
+	KeepDone                           // the request is done
+	KeepRefused                        // why it is not
+)
+
 // The processes of a group, on a connection of its own (package fabric/rendezvous).
 const (
 	Hello     uint16 = 0x5201 + iota // rank and size, to the host

@@ -1,0 +1,115 @@
+package keeper
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/sealed"
+)
+
+// inheritVariable names, in the environment of a program that replaces a keeper, the file with the
+// entries.
+const inheritVariable = "CUVMM_KEEPER"
+
+// saved is an entry in that file. Files are by number.
+type saved struct {
+	Key    Key
+	Record []byte
+	Files  []int
+}
+
+// Exec replaces this process by a program, such as a later version of its own, which goes on with the
+// entries ([Inherit]): it has the same pid, and no file was closed meanwhile. path, args and environment
+// are those of syscall.Exec; extra are further files that the program gets, at their numbers. No Serve
+// and no Run may run. Exec returns only if it failed, and then nothing has changed.
+func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File) error {
+	const op = "keeper.Keeper.Exec"
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	var open []int
+	defer func() {
+		for _, n := range open {
+			unix.CloseOnExec(n)
+		}
+	}()
+	pass := func(n int) error {
+		_, err := unix.FcntlInt(uintptr(n), unix.F_SETFD, 0)
+		if err == nil {
+			open = append(open, n)
+		}
+		return os.NewSyscallError("fcntl F_SETFD", err)
+	}
+	var all []saved
+	for _, e := range k.entries {
+		s := saved{Key: e.Key, Record: e.Record}
+		for _, f := range e.Files {
+			if err := f.Use(func(n int) error { s.Files = append(s.Files, n); return pass(n) }); err != nil {
+				return errs.SystemCall(op, "the files of an entry", err)
+			}
+		}
+		all = append(all, s)
+	}
+	for _, f := range extra {
+		if err := pass(int(f.Fd())); err != nil {
+			return errs.SystemCall(op, f.Name(), err)
+		}
+	}
+	text, err := json.Marshal(all)
+	if err != nil {
+		return errs.PeerCause(err, op, nil, "the entries", "report this: it is a defect of this library")
+	}
+	n, err := sealed.New("cuvmm keeper", text)
+	if err != nil {
+		return errs.SystemCall(op, "a file for the entries", err)
+	}
+	defer unix.Close(n)
+	if err := pass(n); err != nil {
+		return errs.SystemCall(op, "a file for the entries", err)
+	}
+	err = unix.Exec(path, args, append(environment, inheritVariable+"="+strconv.Itoa(n)))
+	return errs.SystemCall(op, path, err)
+}
+
+// Inherit returns the keeper that [Keeper.Exec] left to this process, or nil if there is none.
+func Inherit() (*Keeper, error) {
+	const op = "keeper.Inherit"
+	number, there := os.LookupEnv(inheritVariable)
+	if !there {
+		return nil, nil
+	}
+	if err := os.Unsetenv(inheritVariable); err != nil { // children have no part in it
+		return nil, errs.SystemCall(op, inheritVariable, err)
+	}
+	n, err := strconv.Atoi(number)
+	if err != nil {
+		return nil, errs.PeerCause(err, op, nil, fmt.Sprintf("%s=%q", inheritVariable, number), "leave the variable to Keeper.Exec")
+	}
+	defer unix.Close(n)
+	text, err := sealed.Read(n, 1<<31)
+	if err != nil {
+		return nil, errs.SystemCall(op, "the file with the entries", err)
+	}
+	var all []saved
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, errs.PeerCause(err, op, nil, "the file with the entries", "replace a keeper by Keeper.Exec")
+	}
+	k := New()
+	for _, s := range all {
+		e := &Entry{Key: s.Key, Record: s.Record}
+		for _, n := range s.Files {
+			f, err := peer.NewFD(n)
+			if err != nil {
+				return nil, err
+			}
+			e.Files = append(e.Files, f)
+		}
+		k.entries[e.Key] = e
+	}
+	return k, nil
+}
