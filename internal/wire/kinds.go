@@ -56,6 +56,28 @@ const (
 	KeepRefused                        // why it is not
 )
 
+// A broker: to it, on a connection of its own, beside transfers (package handles/broker).
+const (
+	BrokerHello   uint16 = 0xb101 + iota // the client's number
+	BrokerCreate                         // an object to write
+	BrokerCommit                         // it is written; its manifest
+	BrokerAttach                         // an object by name
+	BrokerHold                           // the client has the object
+	BrokerRelease                        // and no longer
+	BrokerRemove                         // objects by name
+	BrokerList                           // the objects that there are
+	BrokerAwait                          // until a name is sealed, or nobody writes it
+	BrokerCancel                         // the end of such a wait
+)
+
+// A broker: to its client.
+const (
+	BrokerDone    uint16 = 0xb181 + iota // the request is done
+	BrokerDenied                         // why it is not
+	BrokerObject                         // the object whose memory follows as a transfer
+	BrokerListing                        // some of the objects
+)
+
 // The processes of a group, on a connection of its own (package fabric/rendezvous).
 const (
 	Hello     uint16 = 0x5201 + iota // rank and size, to the host

@@ -10,7 +10,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/sealed"
+	"github.com/cuvmm/cuvmm/internal/sealedfile"
 )
 
 // inheritVariable names, in the environment of a program that replaces a keeper, the file with the
@@ -64,7 +64,7 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 	if err != nil {
 		return errs.PeerCause(err, op, nil, "the entries", "report this: it is a defect of this library")
 	}
-	n, err := sealed.New("cuvmm keeper", text)
+	n, err := sealedfile.New("cuvmm keeper", text)
 	if err != nil {
 		return errs.SystemCall(op, "a file for the entries", err)
 	}
@@ -91,7 +91,7 @@ func Inherit() (*Keeper, error) {
 		return nil, errs.PeerCause(err, op, nil, fmt.Sprintf("%s=%q", inheritVariable, number), "leave the variable to Keeper.Exec")
 	}
 	defer unix.Close(n)
-	text, err := sealed.Read(n, 1<<31)
+	text, err := sealedfile.Read(n, 1<<31)
 	if err != nil {
 		return nil, errs.SystemCall(op, "the file with the entries", err)
 	}

@@ -17,7 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
-	"github.com/cuvmm/cuvmm/internal/sealed"
+	"github.com/cuvmm/cuvmm/internal/sealedfile"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
@@ -52,7 +52,7 @@ func as(name string, arguments ...string) *exec.Cmd {
 }
 
 func file(t require.TestingT, contents string) *peer.FD {
-	n, err := sealed.New("test", []byte(contents))
+	n, err := sealedfile.New("test", []byte(contents))
 	require.NoError(t, err)
 	f, err := peer.NewFD(n)
 	require.NoError(t, err)
@@ -69,7 +69,7 @@ func files(t require.TestingT, from, n int) (all []*peer.FD) {
 func contents(t require.TestingT, all []*peer.FD) (texts []string) {
 	for _, f := range all {
 		require.NoError(t, f.Use(func(n int) error {
-			text, err := sealed.Read(n, 1<<20)
+			text, err := sealedfile.Read(n, 1<<20)
 			texts = append(texts, string(text))
 			return err
 		}))

@@ -1,6 +1,6 @@
-// Package sealed makes files in memory whose contents can no longer change, so that what a process
+// Package sealedfile makes files in memory whose contents can no longer change, so that what a process
 // checks is what it uses, whoever else has the file.
-package sealed
+package sealedfile
 
 import "errors"
 

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package sealed
+package sealedfile
 
 import "errors"
 

@@ -1,0 +1,356 @@
+package broker
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/link"
+)
+
+// state is what an object permits:
+//
+//	state    to            its writer           by name      its memory counts
+//	writing  sealed        fills and commits    not yet      yes
+//	sealed   ended         reads, as others do  is attached  yes
+//	ended                                       never again  while a process holds it
+//
+// An object is sealed once, by its writer, and never changes after that. It ends when it is removed,
+// when its writer ends before it committed, and, if it is fleeting, with its last holder. Nothing but
+// these ends it: no end of a broker does.
+type state uint8
+
+const (
+	writing state = iota + 1
+	sealed
+	ended
+)
+
+// holder is a client, by the number that it chose at random. It comes back under the same number.
+type holder [16]byte
+
+// record is what the keeper has of an object beside its files, as JSON. The files are the chunks, in
+// the order of their addresses, and then the manifest.
+type record struct {
+	Name      string    `json:"name"`
+	Version   uint64    `json:"version"` // 0 until it is sealed
+	State     state     `json:"state"`
+	Ephemeral bool      `json:"ephemeral,omitempty"`
+	Memory    []byte    `json:"memory"` // a handles.Descriptor
+	Writer    holder    `json:"writer"`
+	PID       int       `json:"pid"`
+	UID       uint32    `json:"uid"`
+	Since     time.Time `json:"since"` // when it was made, or else sealed
+}
+
+// object is an object in the books.
+type object struct {
+	record
+	key    keeper.Key
+	memory handles.Descriptor
+	bytes  int
+	// holders are the clients that hold it, the writer included.
+	holders map[holder]struct{}
+	// sealing: its seal is being written to the keeper, so it neither ends nor is sealed twice.
+	sealing bool
+	making  bool   // its memory is being made
+	files   *files // nil until the memory is there
+}
+
+// books are what a broker knows, as a machine without a keeper, a driver or clients. Its methods
+// return the objects that ended by them, whose files their caller closes, the keeper's first.
+type books struct {
+	// limit and each bound the bytes of all objects, and of one user's; 0 for no bound.
+	limit, each int
+	// last is the highest version that was given to any object.
+	last    uint64
+	objects map[keeper.Key]*object
+}
+
+func newBooks(limit, each int) *books {
+	return &books{limit: limit, each: each, objects: map[keeper.Key]*object{}}
+}
+
+// versions returns the sealed objects of a name, the newest last.
+func (b *books) versions(name string) (all []*object) {
+	for _, o := range b.objects {
+		if o.Name == name && o.State == sealed {
+			all = append(all, o)
+		}
+	}
+	slices.SortFunc(all, func(a, b *object) int { return int(a.Version - b.Version) })
+	return all
+}
+
+// writers returns how many objects of a name are being written.
+func (b *books) writers(name string) (n int) {
+	for _, o := range b.objects {
+		if o.Name == name && o.State == writing {
+			n++
+		}
+	}
+	return n
+}
+
+// create adds an object that h writes. A client that asks again, because it did not learn the
+// outcome, gets the same object. With alone the name must neither be there nor be written.
+func (b *books) create(op string, key keeper.Key, r record, bytes int, alone bool) (o *object, err error) {
+	if o := b.objects[key]; o != nil {
+		if o.Writer != r.Writer || o.State != writing || o.Name != r.Name {
+			return nil, errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "create another")
+		}
+		return o, nil
+	}
+	if alone {
+		switch {
+		case len(b.versions(r.Name)) > 0:
+			return nil, errs.Peer(op, ErrExists, fmt.Sprintf("object %q", r.Name), "attach it")
+		case b.writers(r.Name) > 0:
+			return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", r.Name), "wait for its writer")
+		}
+	}
+	if err := b.room(op, r.UID, bytes); err != nil {
+		return nil, err
+	}
+	r.State = writing
+	o = &object{record: r, key: key, bytes: bytes, holders: map[holder]struct{}{r.Writer: {}}}
+	b.objects[key] = o
+	return o, nil
+}
+
+// room refuses what exceeds a bound.
+func (b *books) room(op string, uid uint32, bytes int) error {
+	all, own := 0, 0
+	for _, o := range b.objects {
+		all += o.bytes
+		if o.UID == uid {
+			own += o.bytes
+		}
+	}
+	switch {
+	case len(b.objects) >= keeper.MaxEntries-1:
+		return errs.Peer(op, ErrLimit, fmt.Sprintf("%d objects", len(b.objects)+1), "remove some")
+	case b.limit > 0 && bytes > b.limit-all:
+		return errs.Peer(op, ErrLimit, fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)),
+			"remove objects that are not needed, and end the processes that hold them")
+	case b.each > 0 && bytes > b.each-own:
+		return errs.Peer(op, ErrLimit, fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own), errs.Bytes(b.each)),
+			"remove objects that are not needed, and end the processes that hold them")
+	}
+	return nil
+}
+
+// seal begins to seal an object, and returns nil if it is sealed already: a client that did not learn
+// the outcome asks again. The caller writes what sealedRecord returns to the keeper, and ends with
+// sealEnded.
+func (b *books) seal(op string, h holder, key keeper.Key) (*object, error) {
+	o := b.objects[key]
+	switch {
+	case o == nil || o.State == ended:
+		return nil, errs.Peer(op, ErrLost, "the object that was written", "write it again")
+	case o.Writer != h:
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q, which another client writes", o.Name), "write one of your own")
+	case o.State == sealed:
+		return nil, nil
+	case o.sealing || o.files == nil:
+		return nil, errs.Violation("a commit of an object that is being made, or committed")
+	}
+	o.sealing = true
+	return o, nil
+}
+
+// sealedRecord is the record of an object once it is sealed.
+func (b *books) sealedRecord(o *object, now time.Time) record {
+	b.last++ // spent, whatever comes of it
+	r := o.record
+	r.State, r.Version, r.Since = sealed, b.last, now
+	return r
+}
+
+// sealEnded ends what seal began: the keeper has the record, or ok is false. The version before it of
+// the name, which is fleeting now, ends if nobody holds it, and so does o if its writer went meanwhile.
+func (b *books) sealEnded(o *object, r record, ok bool) (gone []*object) {
+	o.sealing = false
+	if ok {
+		o.record = r
+		for _, old := range b.versions(o.Name) {
+			gone = append(gone, b.passing(old)...)
+		}
+	} else {
+		gone = b.passing(o)
+	}
+	return gone
+}
+
+// find returns a sealed object by its name: the newest, or a version.
+func (b *books) find(op, name string, version uint64) (*object, error) {
+	all := b.versions(name)
+	if len(all) > 0 && version == 0 {
+		return all[len(all)-1], nil
+	}
+	for _, o := range all {
+		if o.Version == version {
+			return o, nil
+		}
+	}
+	switch {
+	case len(all) > 0:
+		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("version %d of object %q, which has version %d now", version, name, all[len(all)-1].Version), "attach that one")
+	case b.writers(name) > 0:
+		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", name), "wait for its writer: see AttachOptions.Wait")
+	}
+	return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
+}
+
+// hold adds a holder. A client that comes back says what it holds; of what ended it keeps its memory,
+// which counts again.
+func (b *books) hold(op string, h holder, key keeper.Key) error {
+	o := b.objects[key]
+	if o == nil {
+		return errs.Peer(op, ErrLost, "an object that this client held", "close it when it is no longer needed, and attach it anew")
+	}
+	o.holders[h] = struct{}{}
+	if o.State == ended {
+		return errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "close it when it is no longer needed, and attach it anew")
+	}
+	return nil
+}
+
+// release ends a holder's hold.
+func (b *books) release(h holder, key keeper.Key) (gone []*object) {
+	o := b.objects[key]
+	if o == nil {
+		return nil
+	}
+	delete(o.holders, h)
+	return b.passing(o)
+}
+
+// leave ends all holds of a holder, whose process has ended.
+func (b *books) leave(h holder) (gone []*object) {
+	for key := range b.objects {
+		gone = append(gone, b.release(h, key)...)
+	}
+	return gone
+}
+
+// settle ends what nobody came back for.
+func (b *books) settle() (gone []*object) {
+	for _, o := range b.objects {
+		gone = append(gone, b.passing(o)...)
+	}
+	return gone
+}
+
+// passing ends an object that needs a holder and has none, and forgets one that ended.
+func (b *books) passing(o *object) (gone []*object) {
+	switch {
+	case o.sealing:
+		return nil
+	case o.State == ended:
+		if len(o.holders) == 0 {
+			delete(b.objects, o.key)
+		}
+		return nil
+	case o.State == writing:
+		if _, there := o.holders[o.Writer]; there {
+			return nil
+		}
+	case len(o.holders) > 0 || !b.fleeting(o):
+		return nil
+	}
+	return b.end(o)
+}
+
+// fleeting reports whether a sealed object ends with its last holder: it is ephemeral, or there is a
+// newer version.
+func (b *books) fleeting(o *object) bool {
+	all := b.versions(o.Name)
+	return o.Ephemeral || all[len(all)-1] != o
+}
+
+// end ends an object. Its memory counts while it has holders.
+func (b *books) end(o *object) []*object {
+	o.State = ended
+	if len(o.holders) == 0 {
+		delete(b.objects, o.key)
+	}
+	return []*object{o}
+}
+
+// discard forgets an object whose memory could not be made.
+func (b *books) discard(o *object) []*object {
+	clear(o.holders)
+	return b.end(o)
+}
+
+// remove ends the sealed objects of a name, or one version.
+func (b *books) remove(op, name string, version uint64) (gone []*object, err error) {
+	if version != 0 {
+		o, err := b.find(op, name, version)
+		if err != nil {
+			return nil, err
+		}
+		return b.end(o), nil
+	}
+	all := b.versions(name)
+	if len(all) == 0 {
+		_, err := b.find(op, name, 0)
+		return nil, err
+	}
+	for _, o := range all {
+		gone = append(gone, b.end(o)...)
+	}
+	return gone, nil
+}
+
+// counter is the key of the entry that has the highest version that was given, so that none is given
+// twice.
+var counter keeper.Key
+
+// restore adds what a keeper had of an object, or the counter. The books own its files then.
+func (b *books) restore(e *keeper.Entry) error {
+	if e.Key == counter {
+		return json.Unmarshal(e.Record, &b.last)
+	}
+	o := &object{key: e.Key, holders: map[holder]struct{}{}}
+	if err := json.Unmarshal(e.Record, &o.record); err != nil {
+		return err
+	}
+	if err := o.memory.UnmarshalBinary(o.Memory); err != nil {
+		return err
+	}
+	n := len(o.memory.Chunks)
+	if want := n + map[state]int{sealed: 1}[o.State]; o.State != writing && o.State != sealed || len(e.Files) != want {
+		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
+	}
+	for _, f := range e.Files {
+		link.Of(f).SetForeign(false)
+	}
+	o.bytes = o.memory.Size()
+	o.files = &files{chunks: e.Files[:n:n]}
+	if o.State == sealed {
+		o.files.manifest = e.Files[n]
+	}
+	b.objects[o.key] = o
+	return nil
+}
+
+// files are an object's open files in this process.
+type files struct {
+	chunks   []*peer.FD
+	manifest *peer.FD // nil until it is sealed
+	// users are the transfers that send them; over: the last of those closes them.
+	users int
+	over  bool
+}
+
+func (f *files) close() {
+	_ = peer.CloseAll(append(slices.Clip(f.chunks), f.manifest)) // even after an error the numbers are released
+}

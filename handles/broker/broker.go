@@ -1,0 +1,374 @@
+package broker
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/fd"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wait"
+)
+
+// Broker keeps objects and serves them to clients. All methods are safe for concurrent use. The
+// caller closes it.
+type Broker struct {
+	sys    *cuda.System
+	o      Options
+	keeper *keeper.Client // nil without one
+	closer life.Closer
+	ctx    context.Context // ends with Close, and when the keeper fails: its cause is why
+	end    context.CancelCauseFunc
+	// running are the sessions and the watches of processes.
+	running sync.WaitGroup
+
+	mu    sync.Mutex
+	books *books
+	// changed is closed and replaced when an object is sealed, or ends.
+	changed chan struct{}
+	// present are the clients that are connected, or whose process lives.
+	present  map[holder]*presence
+	sessions int
+}
+
+// presence is what a broker knows of a client's process.
+type presence struct {
+	sessions int
+	// watched: the end of the process will be noticed. Otherwise the end of its last session counts.
+	watched bool
+}
+
+// Options configure a Broker. The zero value keeps objects as long as the broker lives, without
+// limits, for every client that the listener accepts.
+type Options struct {
+	// Keeper keeps the objects when this process ends: make it of the connection that the process
+	// has inherited (keeper.RunOptions). Nil has them end with the broker.
+	Keeper *keeper.Client
+	// Authorize returns what a client may do with objects of a name: read access is needed to attach
+	// and to list them, write access to write and to remove them. It is called on several goroutines.
+	// known is false, and the credentials are zero, for an inherited connection. Nil grants write
+	// access. A panic grants nothing and is logged.
+	Authorize func(p peer.Credentials, known bool, name string) publish.Access
+	// Limit and LimitPerUser bound the bytes of all objects, and of those that one user wrote; 0 is no
+	// bound.
+	Limit, LimitPerUser int
+	// Return is how long the clients of an earlier broker have to come back, before the objects that
+	// they were writing, or alone held, end. 0 is 10 seconds.
+	Return time.Duration
+	// Log receives the failures of clients at level Info, and above it what the broker lacks. Nil
+	// discards them, but for panics of Authorize, which go to slog.Default.
+	Log *slog.Logger
+}
+
+// maxSessions bounds the clients at a time, beside a quarter of the process's limit of open files.
+const maxSessions = 1024
+
+// New makes a broker on a System, whose devices its memory is on, with the objects that its keeper
+// has.
+func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
+	const op = "broker.New"
+	switch {
+	case sys == nil:
+		return nil, errs.PeerInvalid(op, "a nil System", "open one")
+	case o.Limit < 0 || o.LimitPerUser < 0 || o.Return < 0:
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("limits of %d and %d bytes, and %v to return", o.Limit, o.LimitPerUser, o.Return), "use 0 for the default, or more")
+	}
+	if o.Authorize == nil {
+		o.Authorize = func(peer.Credentials, bool, string) publish.Access { return publish.WriteAccess }
+	}
+	if o.Return == 0 {
+		o.Return = 10 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit, o.LimitPerUser), changed: make(chan struct{}), present: map[holder]*presence{}}
+	if err := b.restore(ctx, op); err != nil {
+		return nil, err
+	}
+	b.ctx, b.end = context.WithCancelCause(context.Background())
+	b.running.Go(func() {
+		if wait.Sleep(b.ctx, o.Return) {
+			b.change(func() []*object { return b.books.settle() })
+		}
+	})
+	return b, nil
+}
+
+// restore takes over what the keeper has.
+func (b *Broker) restore(ctx context.Context, op string) error {
+	if b.keeper == nil {
+		return nil
+	}
+	all, err := b.keeper.All(ctx)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		if err := b.books.restore(&all[i]); err != nil {
+			for _, e := range all {
+				_ = e.Close()
+			}
+			return errs.PeerCause(err, op, nil, fmt.Sprintf("entry %v of the keeper", all[i].Key), "start the version of this program that wrote it: nothing was dropped")
+		}
+	}
+	return nil
+}
+
+// Serve serves the clients of a listener until the context ends, or the listener or the broker is
+// closed; then it returns nil. It does not close the listener, and clients that are connected stay.
+// Once the keeper does not reply it returns that error, and the broker serves nobody any more: end the
+// process.
+func (b *Broker) Serve(ctx context.Context, l *peer.Listener) error {
+	const op = "broker.Broker.Serve"
+	if l == nil {
+		return errs.PeerInvalid(op, "a nil listener", "make one with peer.Listen")
+	}
+	if !b.closer.Acquire() {
+		return nil
+	}
+	defer b.closer.Release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.ctx, cancel)()
+	for {
+		c, err := l.Accept(ctx)
+		switch {
+		case err == nil:
+			b.running.Go(func() {
+				defer func() { _ = c.Close() }()
+				_ = b.serve(b.ctx, c)
+			})
+		case b.failed() != nil:
+			return b.failed()
+		case ctx.Err() != nil || errors.Is(err, cuda.ErrClosed):
+			return nil
+		default:
+			// Often temporary, such as a lack of file descriptors.
+			b.o.Log.Warn("cuvmm: a client could not be accepted", "error", err)
+			wait.Sleep(ctx, acceptPause)
+		}
+	}
+}
+
+// acceptPause is the pause after an Accept that failed.
+const acceptPause = 50 * time.Millisecond
+
+// ServeConn serves one client, such as a child over an inherited connection, until it disconnects or
+// the context ends. It returns nil if the client disconnected cleanly. It closes the connection.
+func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
+	const op = "broker.Broker.ServeConn"
+	if c == nil {
+		return errs.PeerInvalid(op, "a nil connection", "make one with peer.Pair")
+	}
+	defer func() { _ = c.Close() }()
+	if !b.closer.Acquire() {
+		return errs.PeerClosed(op, "broker")
+	}
+	defer b.closer.Release()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(b.ctx, cancel)()
+	return b.serve(ctx, c)
+}
+
+// serve runs a session.
+func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
+	s := &session{b: b, c: c, awaits: map[uint32]context.CancelFunc{}}
+	s.of, s.known = c.Peer()
+	err := b.enter()
+	if err == nil {
+		defer b.leave()
+		err = s.run(ctx)
+	} else {
+		err = s.fail(err)
+	}
+	if err != nil && ctx.Err() == nil {
+		b.o.Log.Info("cuvmm: a client failed", "client", s.of.String(), "error", err)
+	}
+	return err
+}
+
+func (b *Broker) enter() error {
+	most := maxSessions
+	if limit, err := fd.Limit(); err == nil {
+		most = min(most, int(min(limit, 1<<20))/4)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.sessions >= most {
+		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d are the most", b.sessions+1, most), "try again when another has left")
+	}
+	b.sessions++
+	return nil
+}
+
+func (b *Broker) leave() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.sessions--
+}
+
+// Close ends all sessions and forgets the objects, which live on with the keeper. Clients connect to
+// the next broker.
+func (b *Broker) Close() error {
+	b.closer.Life.Close()
+	b.end(errs.PeerClosed("broker.Broker.Serve", "broker"))
+	return b.closer.Close(func() error {
+		b.running.Wait()
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, o := range b.books.objects {
+			if o.files != nil {
+				o.files.close()
+			}
+		}
+		b.books.objects = map[keeper.Key]*object{}
+		return nil
+	})
+}
+
+// failed returns why the broker serves nobody any more, unless it was closed.
+func (b *Broker) failed() error {
+	if b.closer.Closed() || b.ctx.Err() == nil {
+		return nil
+	}
+	return context.Cause(b.ctx)
+}
+
+// keep has the keeper keep an object. Without its reply nothing that a client is told would hold, so
+// the broker fails.
+func (b *Broker) keep(key keeper.Key, record any, files ...*peer.FD) error {
+	if b.keeper == nil {
+		return nil
+	}
+	text, err := json.Marshal(record)
+	if err == nil {
+		err = b.keeper.Write(b.ctx, keeper.Entry{Key: key, Record: text, Files: files})
+	}
+	if err != nil && !errors.Is(err, peer.ErrTooLarge) {
+		b.fail(err)
+	}
+	return err
+}
+
+func (b *Broker) fail(err error) {
+	if b.ctx.Err() == nil {
+		b.o.Log.Error("cuvmm: the keeper does not reply; the broker ends", "error", err)
+	}
+	b.end(err)
+}
+
+// change changes the books, and closes what ended by that: the keeper's files first, so that no later
+// broker serves it.
+func (b *Broker) change(f func() []*object) {
+	b.mu.Lock()
+	gone := f()
+	b.changedLocked()
+	b.mu.Unlock()
+	b.drop(gone)
+}
+
+func (b *Broker) changedLocked() {
+	close(b.changed)
+	b.changed = make(chan struct{})
+}
+
+func (b *Broker) drop(gone []*object) {
+	for _, o := range gone {
+		b.mu.Lock()
+		f := o.files
+		b.mu.Unlock()
+		if f == nil {
+			continue // who makes its memory finds that it has ended
+		}
+		if b.keeper != nil {
+			if err := b.keeper.Drop(b.ctx, o.key); err != nil {
+				b.fail(err)
+				return
+			}
+		}
+		b.mu.Lock()
+		f.over = true
+		last := f.users == 0
+		b.mu.Unlock()
+		if last {
+			f.close()
+		}
+	}
+}
+
+// unuse ends the use of an object's files, which the last user of one that has ended closes.
+func (b *Broker) unuse(f *files) {
+	b.mu.Lock()
+	f.users--
+	last := f.over && f.users == 0
+	b.mu.Unlock()
+	if last {
+		f.close()
+	}
+}
+
+// arrive notes a session of a client, and watches its process.
+func (b *Broker) arrive(h holder, c *sock.Conn) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := b.present[h]
+	if p == nil {
+		p = &presence{}
+		b.present[h] = p
+	}
+	p.sessions++
+	if p.watched || c == nil {
+		return
+	}
+	process, err := c.Process()
+	if err != nil {
+		return // of another namespace, on a kernel before 6.5
+	}
+	p.watched = true
+	b.running.Go(func() {
+		defer func() { _ = process.Close() }()
+		err := process.Wait(b.ctx)
+		if err != nil && b.ctx.Err() != nil {
+			return
+		}
+		b.mu.Lock()
+		p.watched = false
+		b.mu.Unlock()
+		b.depart(h, 0)
+	})
+}
+
+// depart notes the end of a session, and ends what the client held if its process is gone.
+func (b *Broker) depart(h holder, sessions int) {
+	b.change(func() []*object {
+		p := b.present[h]
+		if p == nil {
+			return nil
+		}
+		p.sessions -= sessions
+		if p.sessions > 0 || p.watched {
+			return nil
+		}
+		delete(b.present, h)
+		return b.books.leave(h)
+	})
+}
+
+// access returns what a client may do with objects of a name.
+func (b *Broker) access(of peer.Credentials, known bool, name string) (may publish.Access) {
+	core.Hook(b.o.Log, "broker.Options.Authorize", func() { may = b.o.Authorize(of, known, name) })
+	return may
+}

@@ -1,0 +1,375 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/wait"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// Client writes and attaches the objects of a broker. All methods are safe for concurrent use, and go
+// on with the next broker when one ends. The caller closes it, after its objects and writers.
+type Client struct {
+	path    string
+	o       DialOptions
+	number  holder
+	closer  life.Closer
+	ctx     context.Context // ends with Close, and when a client that does not come back is cut off
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+
+	mu      sync.Mutex
+	now     *line
+	changed chan struct{} // closed and replaced when there is another line
+	// held are the objects that are open here, and loose the keys of those that this client may hold
+	// without knowing: the next broker is told of both.
+	held  map[keeper.Key]map[*Object]struct{}
+	loose map[keeper.Key]struct{}
+}
+
+// DialOptions configure [Dial]. The zero value connects now, and again whenever the connection ends.
+type DialOptions struct {
+	peer.Options
+	// Wait makes Dial wait, until its context ends, for a process to serve the socket. Otherwise a
+	// socket that no process serves is an error.
+	Wait bool
+	// ComeBack bounds how the client connects again.
+	ComeBack publish.ComeBack
+}
+
+// Dial connects to the broker at a socket: see [peer.Dial]. The context bounds the first connection.
+// The caller closes the client.
+func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
+	const op = "broker.Dial"
+	back := &o.ComeBack
+	if back.First < 0 || back.Most < 0 {
+		return nil, errs.PeerInvalid(op, "a negative pause", "use 0 for the default")
+	}
+	if back.First == 0 {
+		back.First = 10 * time.Millisecond
+	}
+	if back.Most == 0 {
+		back.Most = time.Second
+	}
+	dial := peer.Dial
+	if o.Wait {
+		dial = peer.DialWait
+	}
+	c, err := dial(ctx, path, o.Options)
+	if err != nil {
+		return nil, err
+	}
+	k, err := newClient(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	k.path, k.o = path, o
+	if back.Context != nil {
+		stop := context.AfterFunc(back.Context, k.cancel)
+		context.AfterFunc(k.ctx, func() { stop() })
+	}
+	k.running.Go(k.redial)
+	return k, nil
+}
+
+// NewClient makes a client of a connection, which it owns. It does not come back when that ends.
+func NewClient(ctx context.Context, c *peer.Conn) (*Client, error) {
+	if c == nil {
+		return nil, errs.PeerInvalid("broker.NewClient", "a nil connection", "make one with peer.Inherit")
+	}
+	k, err := newClient(ctx, c)
+	if err == nil {
+		k.running.Go(func() {
+			select {
+			case <-k.now.over:
+				k.cancel()
+			case <-k.ctx.Done():
+			}
+		})
+	}
+	return k, err
+}
+
+func newClient(ctx context.Context, c *peer.Conn) (*Client, error) {
+	k := &Client{changed: make(chan struct{}), held: map[keeper.Key]map[*Object]struct{}{}, loose: map[keeper.Key]struct{}{}}
+	_, _ = rand.Read(k.number[:]) // never fails
+	if err := k.hello(ctx, c); err != nil {
+		_ = c.Close()
+		return nil, err
+	}
+	k.ctx, k.cancel = context.WithCancel(context.Background())
+	k.now = newLine(c)
+	return k, nil
+}
+
+func (k *Client) hello(ctx context.Context, c *peer.Conn) error {
+	return c.Send(ctx, peer.Message{Kind: wire.BrokerHello, Body: k.number[:]})
+}
+
+// redial connects again whenever a connection has ended. It pauses after one that ended soon, because
+// a broker that refuses it would do so again at once.
+func (k *Client) redial() {
+	pause, began := k.o.ComeBack.First, time.Now()
+	for old := k.now; ; {
+		select {
+		case <-old.over:
+		case <-k.ctx.Done():
+			return
+		}
+		_ = old.c.Close()
+		for {
+			if time.Since(began) > k.o.ComeBack.Most {
+				pause = k.o.ComeBack.First
+			} else if !wait.Sleep(k.ctx, pause) {
+				return
+			} else {
+				pause = min(2*pause, k.o.ComeBack.Most)
+			}
+			began = time.Now()
+			if l := k.comeBack(); l != nil {
+				old = l
+				break
+			}
+		}
+	}
+}
+
+// comeBack connects, and tells the broker what this client holds. It returns nil if that failed.
+func (k *Client) comeBack() *line {
+	c, err := peer.Dial(k.ctx, k.path, k.o.Options)
+	if err != nil {
+		return nil
+	}
+	if err := k.hello(k.ctx, c); err != nil {
+		_ = c.Close()
+		return nil
+	}
+	// Nothing is attached before there is a connection, and what is closed meanwhile is released on it.
+	l := newLine(c)
+	k.mu.Lock()
+	loose, held := k.loose, maps.Clone(k.held)
+	k.loose = map[keeper.Key]struct{}{}
+	k.mu.Unlock()
+	tell := func(kind uint16, key keeper.Key) error {
+		_, err := l.do(k.ctx, "broker.Client", request{kind: kind, key: key})
+		return err
+	}
+	for key := range loose {
+		err = errors.Join(err, tell(wire.BrokerRelease, key))
+	}
+	for key := range held {
+		lost := tell(wire.BrokerHold, key)
+		if errors.Is(lost, ErrLost) {
+			k.lose(key, lost)
+			continue
+		}
+		err = errors.Join(err, lost)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err != nil {
+		maps.Copy(k.loose, loose)
+		_ = c.Close()
+		return nil
+	}
+	k.now = l
+	close(k.changed)
+	k.changed = make(chan struct{})
+	return l
+}
+
+// hold notes an object that is open here.
+func (k *Client) hold(o *Object) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.held[o.key] == nil {
+		k.held[o.key] = map[*Object]struct{}{}
+	}
+	k.held[o.key][o] = struct{}{}
+}
+
+// lose tells the objects of a key that the broker does not have it any more.
+func (k *Client) lose(key keeper.Key, why error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for o := range k.held[key] {
+		o.lose(why)
+	}
+}
+
+// letGo notes that an object is closed here, and tells the broker of the last of a key. It takes the
+// turn of requests that bring memory, or one of those could have the broker count what this release
+// ends.
+func (k *Client) letGo(o *Object) {
+	k.mu.Lock()
+	delete(k.held[o.key], o)
+	l := k.now
+	k.mu.Unlock()
+	if l.giving.Take(k.ctx, l.over) {
+		defer l.giving.Give()
+	}
+	k.release(l, o.key)
+}
+
+// release tells the broker that this client does not have an object, unless it does, or has it tell
+// the next broker.
+func (k *Client) release(l *line, key keeper.Key) {
+	k.mu.Lock()
+	still := len(k.held[key]) > 0
+	if !still {
+		delete(k.held, key)
+	}
+	k.mu.Unlock()
+	if still {
+		return
+	}
+	if _, err := l.do(k.ctx, "broker.Client", request{kind: wire.BrokerRelease, key: key}); err != nil {
+		k.mu.Lock()
+		k.loose[key] = struct{}{}
+		k.mu.Unlock()
+	}
+}
+
+// do sends a request with one reply, and waits for it.
+func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
+	number, replies, err := l.request(ctx, r)
+	if err != nil {
+		return reply{}, err
+	}
+	defer l.abandon(number)
+	return l.next(ctx, op, replies)
+}
+
+// on calls a function with the connection, and again with the next one if that ended.
+func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error {
+	if k == nil {
+		return errs.PeerInvalid(op, "a nil client", "make one with Dial or NewClient")
+	}
+	if !k.closer.Acquire() {
+		return errs.PeerClosed(op, "client")
+	}
+	defer k.closer.Release()
+	for {
+		k.mu.Lock()
+		l, changed := k.now, k.changed
+		k.mu.Unlock()
+		err := f(l)
+		if err == nil || !lineOver(l, err) {
+			return err
+		}
+		select {
+		case <-changed:
+		case <-k.ctx.Done():
+			if k.closer.Closed() {
+				return errs.PeerClosed(op, "client")
+			}
+			return err
+		case <-ctx.Done():
+			return errors.Join(errs.PeerWait(ctx, op, "the broker has gone", "see whether its keeper starts another"), err)
+		}
+	}
+}
+
+// lineOver reports whether a request failed because its connection ended.
+func lineOver(l *line, err error) bool {
+	if !errors.Is(err, peer.ErrGone) && !errors.Is(err, peer.ErrRefused) && !errors.Is(err, peer.ErrProtocol) && !errors.Is(err, cuda.ErrClosed) {
+		return false
+	}
+	return over(l.c)
+}
+
+// Close disconnects. Objects and writers must be closed before (cuda.ErrInUse).
+func (k *Client) Close() error {
+	const op = "broker.Client.Close"
+	k.mu.Lock()
+	if n := len(k.held); n > 0 {
+		var name string
+		for _, all := range k.held {
+			for o := range all {
+				name = o.about.Name
+			}
+		}
+		k.mu.Unlock()
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("%s, such as %q", errs.Count(n, "open object"), name), "close them first")
+	}
+	k.mu.Unlock()
+	k.closer.Life.Close()
+	k.cancel() // before the wait for the calls that it ends
+	return k.closer.Close(func() error {
+		k.running.Wait()
+		return k.now.c.Close()
+	})
+}
+
+// List returns the objects that the client may read, also those that are being written, by name and
+// then by age.
+func (k *Client) List(ctx context.Context) (all []Listing, err error) {
+	const op = "broker.Client.List"
+	err = k.on(ctx, op, func(l *line) error {
+		all = nil
+		number, replies, err := l.request(ctx, request{kind: wire.BrokerList})
+		if err != nil {
+			return err
+		}
+		defer l.abandon(number)
+		for {
+			r, err := l.next(ctx, op, replies)
+			if err != nil {
+				return err
+			}
+			if all = append(all, r.objects...); r.last {
+				return nil
+			}
+		}
+	})
+	return all, err
+}
+
+// Remove ends the objects of a name, or one version: they are attached no more, and their memory is
+// free when no process has it mapped. Version 0 is all that are committed. It needs write access to
+// the name.
+func (k *Client) Remove(ctx context.Context, name string, version uint64) error {
+	const op = "broker.Client.Remove"
+	if err := checkName(op, name); err != nil {
+		return err
+	}
+	return k.on(ctx, op, func(l *line) error {
+		_, err := l.do(ctx, op, request{kind: wire.BrokerRemove, name: name, version: version})
+		return err
+	})
+}
+
+// await waits until a name is sealed, or nobody writes it.
+func (k *Client) await(ctx context.Context, op, name string) error {
+	return k.on(ctx, op, func(l *line) error {
+		number, replies, err := l.request(ctx, request{kind: wire.BrokerAwait, name: name})
+		if err != nil {
+			return err
+		}
+		if _, err = l.next(ctx, op, replies); err != nil && ctx.Err() != nil {
+			_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
+		}
+		l.abandon(number)
+		return err
+	})
+}
+
+func checkName(op, name string) error {
+	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
+		return errs.PeerInvalid(op, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
+	}
+	return nil
+}

@@ -1,0 +1,20 @@
+package broker
+
+import "errors"
+
+// Kinds of errors, for errors.Is. The error itself is a [peer.Error], or a [cuda.Error] for what the
+// driver refused. Failures of connections are the sentinels of package peer, and of memory those of
+// package handles.
+var (
+	// ErrUnknown: there is no object of that name, or of that version of it.
+	ErrUnknown = errors.New("no such object")
+	// ErrWriting: another process is writing the object, and has not committed it.
+	ErrWriting = errors.New("being written")
+	// ErrExists: there is an object of that name already.
+	ErrExists = errors.New("there already")
+	// ErrLimit: the broker's memory, or this user's part of it, does not suffice.
+	ErrLimit = errors.New("limit reached")
+	// ErrLost: the broker no longer has the object: it was removed, or keeper and broker ended. The
+	// memory stays mapped in this process.
+	ErrLost = errors.New("no longer kept")
+)

@@ -1,0 +1,354 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/cuvmm/cuvmm/vmm"
+)
+
+// Object is an object that this process has attached, or wrote and committed. All methods are safe
+// for concurrent use. The caller closes it.
+type Object struct {
+	k        *Client
+	key      keeper.Key
+	buffer   *vmm.Buffer
+	manifest handles.Manifest
+	tensors  map[string]handles.Tensor
+	closer   life.Closer
+
+	mu    sync.Mutex
+	about Listing
+	lost  error
+}
+
+// AttachOptions configure [Client.Attach]. The zero value attaches the newest version that is there.
+type AttachOptions struct {
+	// Version is the version to attach; 0 is the newest.
+	Version uint64
+	// Wait waits, within the context, for an object that is being written. Without it that is
+	// ErrWriting.
+	Wait bool
+	// Hint is the preferred address; see handles.ImportOptions.
+	Hint cuda.Ptr
+}
+
+// Attach maps an object of a name for a device, at one address, for reading. The memory may lie on
+// another device, if d can reach that (otherwise cuda.ErrNotSupported). An object that is not there
+// is ErrUnknown: nothing is loaded instead (see [Client.Ensure]). If the context ends the object may
+// be held a moment longer.
+func (k *Client) Attach(ctx context.Context, d *cuda.Device, name string, o AttachOptions) (*Object, error) {
+	const op = "broker.Client.Attach"
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	for {
+		got, err := k.take(ctx, op, d, request{kind: wire.BrokerAttach, name: name, version: o.Version}, handles.ImportOptions{ReadOnly: true, Hint: o.Hint})
+		if !o.Wait || !errors.Is(err, ErrWriting) {
+			return got, err
+		}
+		if err := k.await(ctx, op, name); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// take has the broker give an object, and maps it. Once the request is sent it goes on to its end,
+// also if the context ends meanwhile, since the memory is on its way.
+func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request, o handles.ImportOptions) (got *Object, err error) {
+	err = k.on(ctx, op, func(l *line) error {
+		if !l.giving.Take(ctx, l.over) {
+			if ctx.Err() != nil {
+				return errs.PeerWait(ctx, op, "another request was at it", "try again")
+			}
+			return errs.Peer(op, peer.ErrGone, "the broker", "")
+		}
+		type result struct {
+			o   *Object
+			err error
+		}
+		done := make(chan result, 1)
+		k.running.Go(func() {
+			o, err := k.receive(op, l, d, r, o)
+			l.giving.Give()
+			done <- result{o, err}
+		})
+		select {
+		case x := <-done:
+			got = x.o
+			return x.err
+		case <-ctx.Done():
+		}
+		k.running.Go(func() {
+			if x := <-done; x.o != nil {
+				_ = x.o.Close()
+			}
+		})
+		return errs.PeerWait(ctx, op, "the broker has not sent the memory", "see what the broker's process does")
+	})
+	return got, err
+}
+
+// receive sends the request, and maps what comes.
+func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handles.ImportOptions) (*Object, error) {
+	ctx := context.WithoutCancel(k.ctx) // the connection bounds it
+	reply, err := l.do(ctx, op, r)
+	if err != nil {
+		return nil, err
+	}
+	if reply.kind != wire.BrokerObject {
+		return nil, errs.Violation("a reply of kind %#x, where an object was to come", reply.kind)
+	}
+	got := &Object{k: k, key: reply.key, about: reply.objects[0]}
+	got.buffer, err = handles.ReceiveBuffer(ctx, l.c, d, o)
+	if err == nil {
+		err = got.describe(op, reply.manifest)
+	} else if reply.manifest != nil {
+		_ = reply.manifest.Close()
+	}
+	if err != nil {
+		if got.buffer != nil {
+			err = errors.Join(err, got.buffer.Close())
+		}
+		k.release(l, got.key)
+		return nil, err
+	}
+	k.hold(got)
+	return got, nil
+}
+
+// describe reads the manifest, which the broker has checked, and checks it.
+func (o *Object) describe(op string, f *peer.FD) error {
+	if f == nil { // it is being written
+		return nil
+	}
+	defer func() { _ = f.Close() }()
+	text, err := manifestText(op, f)
+	if err != nil {
+		return err
+	}
+	if err := o.manifest.UnmarshalBinary(text); err != nil {
+		return err
+	}
+	if o.manifest.Bytes > o.buffer.Len() {
+		return errs.Peer(op, handles.ErrManifest, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(o.manifest.Bytes), errs.Bytes(o.buffer.Len())), "write the object anew")
+	}
+	o.tensors = o.manifest.ByName()
+	return nil
+}
+
+// lose notes that the broker does not have the object any more.
+func (o *Object) lose(why error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.lost = why
+}
+
+// Buffer returns the memory. It is closed with the object.
+func (o *Object) Buffer() *vmm.Buffer { return o.buffer }
+
+// Manifest says what is in the memory, and where. It must not be changed.
+func (o *Object) Manifest() *handles.Manifest { return &o.manifest }
+
+// Tensor returns the memory of a tensor by its name, or ErrUnknown.
+func (o *Object) Tensor(name string) (handles.Tensor, vmm.Slice[byte], error) {
+	t, there := o.tensors[name]
+	if !there {
+		return t, vmm.Slice[byte]{}, errs.Peer("broker.Object.Tensor", ErrUnknown, fmt.Sprintf("a tensor %q in object %q", name, o.About().Name), "see Object.Manifest for those that there are")
+	}
+	s, err := o.buffer.Slice(t.Offset, t.Offset+t.Size())
+	return t, s, err
+}
+
+// About describes the object, as of the time when it was attached.
+func (o *Object) About() Listing {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.about
+}
+
+// Err returns ErrLost once a broker that this client came back to does not have the object. The memory
+// stays as it is.
+func (o *Object) Err() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.lost
+}
+
+// Close closes the buffer, which waits for the work on it, and tells the broker. A broker that is away
+// is told when it is back. Idempotent; after an error it may be called again.
+func (o *Object) Close() error {
+	return o.closer.Close(func() error {
+		if err := o.buffer.Close(); err != nil {
+			return err
+		}
+		o.k.letGo(o)
+		return nil
+	})
+}
+
+// Writer is an object that this process writes. Its methods are safe for concurrent use. The caller
+// closes it, whether or not it was committed.
+type Writer struct {
+	o         *Object
+	device    *cuda.Device
+	mu        sync.Mutex
+	committed bool
+}
+
+// CreateOptions configure [Client.Create].
+type CreateOptions struct {
+	// Bytes is the size of the object.
+	Bytes int
+	// Ephemeral has the object end with its last holder. Otherwise it stays until it is removed, or
+	// until a newer version has replaced it and nobody holds it.
+	Ephemeral bool
+	// Alone refuses to write an object whose name is there (ErrExists) or being written (ErrWriting).
+	Alone bool
+}
+
+// Create makes an object for this process to write, on a device. Nobody else sees it before its
+// [Writer.Commit], and nobody ever does if this process ends before that. Its contents are undefined.
+// It needs write access to the name. The caller closes the writer.
+func (k *Client) Create(ctx context.Context, d *cuda.Device, name string, o CreateOptions) (*Writer, error) {
+	const op = "broker.Client.Create"
+	switch {
+	case o.Bytes <= 0 || o.Bytes > maxBytes:
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("an object of %d bytes", o.Bytes), "name the size of its memory")
+	case d == nil:
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
+	}
+	if err := checkName(op, name); err != nil {
+		return nil, err
+	}
+	r := request{kind: wire.BrokerCreate, name: name, device: d.UUID(), bytes: uint64(o.Bytes), ephemeral: o.Ephemeral, alone: o.Alone}
+	_, _ = rand.Read(r.key[:]) // never fails; the same with each broker that is asked
+	got, err := k.take(ctx, op, d, r, handles.ImportOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return &Writer{o: got, device: d}, nil
+}
+
+// Buffer returns the memory to fill, of CreateOptions.Bytes. It is closed with the writer, or with the
+// object once that is committed.
+func (w *Writer) Buffer() *vmm.Buffer { return w.o.buffer }
+
+// Commit waits for the work on the streams, and then has the broker serve the object: from now on it
+// is attached by its name. What was not written by then never will be: the memory can only be read in
+// this process, too. The manifest says what is in it; nil says nothing. The object is the caller's,
+// as if it had been attached.
+//
+// After an error, other than ErrLost, Commit can be called again. If the context ends, the object may
+// have been committed, and a further call says so.
+func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cuda.Stream) (*Object, error) {
+	const op = "broker.Writer.Commit"
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.committed {
+		return nil, errs.Peer(op, cuda.ErrInUse, "an object that is committed", "create another")
+	}
+	if m == nil {
+		m = &handles.Manifest{Bytes: w.o.buffer.Len()}
+	}
+	if m.Bytes > w.o.buffer.Len() {
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(w.o.buffer.Len())), "describe what is there")
+	}
+	text, err := m.MarshalBinary()
+	if err != nil {
+		return nil, err
+	}
+	if err := finish(ctx, op, streams); err != nil {
+		return nil, err
+	}
+	if err := w.o.buffer.SetAccess(vmm.Access{Location: w.device.Location(), Mode: vmm.ReadOnly}); err != nil {
+		return nil, err
+	}
+	f, err := manifestFile(op, text)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	var done reply
+	err = w.o.k.on(ctx, op, func(l *line) (err error) {
+		done, err = l.do(ctx, op, request{kind: wire.BrokerCommit, key: w.o.key, manifest: f})
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	w.committed = true
+	w.o.mu.Lock()
+	w.o.about.Version = done.version
+	w.o.mu.Unlock()
+	w.o.manifest, w.o.tensors = *m, m.ByName()
+	return w.o, nil
+}
+
+// finish waits for the work on streams.
+func finish(ctx context.Context, op string, streams []*cuda.Stream) error {
+	done := make(chan error, 1)
+	go func() {
+		var failed []error
+		for _, s := range streams {
+			failed = append(failed, s.Synchronize())
+		}
+		done <- errors.Join(failed...)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return errs.PeerWait(ctx, op, "the work on the streams is not done", "commit again, or close the writer")
+	}
+}
+
+// Close gives the object up, unless it was committed, in which case it does nothing. It waits for the
+// work on the buffer.
+func (w *Writer) Close() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.committed {
+		return nil
+	}
+	return w.o.Close()
+}
+
+// Ensure attaches an object of a name, or has this process write it: of all that ask at the same time
+// one fills it, and the others wait for its commit, or take its place if it fails or ends. fill fills
+// the writer's buffer, commits it and returns what Commit returned. Ensure closes the writer. Whether
+// the object was there shows [Object.About]: PID is the process that wrote it.
+func (k *Client) Ensure(ctx context.Context, d *cuda.Device, name string, o CreateOptions, fill func(context.Context, *Writer) (*Object, error)) (*Object, error) {
+	const op = "broker.Client.Ensure"
+	if fill == nil {
+		return nil, errs.PeerInvalid(op, "a nil fill", "pass a function that fills the object")
+	}
+	o.Alone = true
+	for {
+		got, err := k.Attach(ctx, d, name, AttachOptions{Wait: true})
+		if !errors.Is(err, ErrUnknown) {
+			return got, err
+		}
+		w, err := k.Create(ctx, d, name, o)
+		switch {
+		case err == nil:
+			got, err := fill(ctx, w)
+			if err == nil && got == nil {
+				err = errs.PeerInvalid(op, "a fill that committed nothing", "return what Writer.Commit returned")
+			}
+			return got, errors.Join(err, w.Close())
+		case !errors.Is(err, ErrExists) && !errors.Is(err, ErrWriting):
+			return nil, err
+		}
+	}
+}

@@ -1,0 +1,418 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/link"
+	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// session is a broker's side of a connection.
+type session struct {
+	b     *Broker
+	c     *peer.Conn
+	of    peer.Credentials
+	known bool
+	h     holder
+
+	waiting sync.WaitGroup
+	mu      sync.Mutex
+	// awaits end the waits for names, by the numbers of their requests.
+	awaits map[uint32]context.CancelFunc
+}
+
+// maxAwaits bounds the waits of a session.
+const maxAwaits = 64
+
+// fail tells the client why its connection ends.
+func (s *session) fail(err error) error { return link.Of(s.c).Fail(err) }
+
+// run serves the client until it disconnects.
+func (s *session) run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer s.waiting.Wait()
+	defer cancel()
+	if err := s.hello(ctx); err != nil {
+		return unlessGone(err)
+	}
+	var socket *sock.Conn
+	if s.known { // that of a socketpair names whoever made it
+		socket = link.Of(s.c).Socket()
+	}
+	s.b.arrive(s.h, socket)
+	defer s.b.depart(s.h, 1)
+	for {
+		m, err := s.c.Receive(ctx)
+		if err != nil {
+			return unlessGone(err)
+		}
+		r, err := parseRequest(m)
+		if err != nil {
+			_ = m.Close()
+			return s.fail(err)
+		}
+		if err := s.handle(ctx, &r); err != nil {
+			return unlessGone(err)
+		}
+	}
+}
+
+// unlessGone returns nil for the error of a client that disconnected.
+func unlessGone(err error) error {
+	if errors.Is(err, peer.ErrGone) {
+		return nil
+	}
+	return err
+}
+
+// hello receives the client's number.
+func (s *session) hello(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, link.Of(s.c).Limits().Timeout)
+	defer cancel()
+	m, err := s.c.Receive(ctx)
+	if err != nil {
+		return err
+	}
+	if m.Kind != wire.BrokerHello || len(m.Body) != len(s.h) || len(m.FDs) > 0 {
+		_ = m.Close()
+		return s.fail(errs.Violation("a message of kind %#x, where a client's number belongs", m.Kind))
+	}
+	copy(s.h[:], m.Body)
+	return nil
+}
+
+// handle does what a request says, and replies. Its error ends the session.
+func (s *session) handle(ctx context.Context, r *request) error {
+	const op = "broker.Broker.Serve"
+	reply := &reply{kind: wire.BrokerDone, number: r.number}
+	var err error
+	switch r.kind {
+	case wire.BrokerCreate, wire.BrokerAttach:
+		return s.give(ctx, op, r)
+	case wire.BrokerList:
+		return s.list(ctx, r)
+	case wire.BrokerAwait:
+		return s.await(ctx, op, r)
+	case wire.BrokerCancel:
+		s.mu.Lock()
+		end := s.awaits[r.number]
+		s.mu.Unlock()
+		if end != nil {
+			end()
+		}
+		return nil
+	case wire.BrokerCommit:
+		reply.version, err = s.commit(op, r)
+	case wire.BrokerHold:
+		s.b.mu.Lock()
+		err = s.b.books.hold(op, s.h, r.key)
+		s.b.mu.Unlock()
+	case wire.BrokerRelease:
+		s.b.change(func() []*object { return s.b.books.release(s.h, r.key) })
+	case wire.BrokerRemove:
+		if err = s.may(op, r.name, publish.WriteAccess); err == nil {
+			s.b.change(func() (gone []*object) {
+				gone, err = s.b.books.remove(op, r.name, r.version)
+				return gone
+			})
+		}
+	}
+	if why := s.b.failed(); why != nil {
+		return s.fail(why) // what was done may not be kept
+	}
+	if err != nil {
+		reply = denial(r.number, err)
+	}
+	return s.send(ctx, reply)
+}
+
+func (s *session) send(ctx context.Context, r *reply) error { return s.c.Send(ctx, r.pack()) }
+
+// may refuses what the client may not do with a name. One that it may not read must look as if it
+// were not there.
+func (s *session) may(op, name string, want publish.Access) error {
+	switch may := s.b.access(s.of, s.known, name); {
+	case may == publish.NoAccess && want == publish.ReadAccess:
+		return errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
+	case may < want:
+		return errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("%v access to %q, where this client has %v", want, name, may), "have the broker's policy grant it")
+	}
+	return nil
+}
+
+// give gives the client an object to write, or one that is sealed: it says which, and sends the
+// memory. The client holds it before the first of that.
+func (s *session) give(ctx context.Context, op string, r *request) error {
+	find := s.attach
+	if r.kind == wire.BrokerCreate {
+		find = s.create
+	}
+	g, err := find(op, r)
+	if why := s.b.failed(); why != nil {
+		return s.fail(why)
+	}
+	if err != nil {
+		return s.send(ctx, denial(r.number, err))
+	}
+	defer s.b.unuse(g.files)
+	err = s.send(ctx, &reply{kind: wire.BrokerObject, number: r.number, key: g.key, objects: []Listing{g.about}, manifest: g.manifest})
+	if err == nil {
+		err = handles.SendFDs(ctx, s.c, g.memory, g.files.chunks)
+	}
+	// The client says itself that it has let go of what it could not map: it may have mapped it, and
+	// only the confirmation failed.
+	if err != nil && !over(s.c) {
+		return nil
+	}
+	return err
+}
+
+// grant is what a client gets of an object, whose files are open until they are let go.
+type grant struct {
+	key      keeper.Key
+	about    Listing
+	memory   handles.Descriptor
+	manifest *peer.FD
+	files    *files
+}
+
+// grantLocked makes a client a holder of an object whose memory is there.
+func (s *session) grantLocked(o *object) *grant {
+	o.holders[s.h] = struct{}{}
+	o.files.users++
+	return &grant{o.key, o.listing(), o.memory, o.files.manifest, o.files}
+}
+
+func over(c *peer.Conn) bool {
+	select {
+	case <-link.Of(c).Over():
+		return true
+	default:
+		return false
+	}
+}
+
+// attach finds a sealed object, of which the client becomes a holder.
+func (s *session) attach(op string, r *request) (*grant, error) {
+	if err := s.may(op, r.name, publish.ReadAccess); err != nil {
+		return nil, err
+	}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	o, err := s.b.books.find(op, r.name, r.version)
+	if err != nil {
+		return nil, err
+	}
+	return s.grantLocked(o), nil
+}
+
+// create makes an object that the client writes.
+func (s *session) create(op string, r *request) (*grant, error) {
+	if err := s.may(op, r.name, publish.WriteAccess); err != nil {
+		return nil, err
+	}
+	d, err := deviceOf(op, s.b.sys, r.device)
+	if err != nil {
+		return nil, err
+	}
+	sizes, _, err := layout(op, d, int(r.bytes))
+	if err != nil {
+		return nil, err
+	}
+	size := 0
+	for _, n := range sizes {
+		size += n
+	}
+	b := s.b
+	b.mu.Lock()
+	o, err := b.books.create(op, r.key, record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}, size, r.alone)
+	var g *grant
+	switch {
+	case err != nil:
+	case o.files != nil: // the client did not learn that it has it
+		g = s.grantLocked(o)
+	case o.making:
+		err = errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("object %q, which is being made", r.name), "try again")
+	default:
+		o.making = true
+	}
+	b.mu.Unlock()
+	if err != nil || g != nil {
+		return g, err
+	}
+	err = s.make(op, d, o, int(r.bytes))
+	b.change(func() (gone []*object) {
+		o.making = false
+		switch {
+		case err != nil:
+			return b.books.discard(o)
+		case o.State == ended:
+			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, whose client has gone", r.name), "create another")
+			return []*object{o}
+		}
+		g = s.grantLocked(o)
+		return nil
+	})
+	return g, err
+}
+
+// make makes an object's memory, and has the keeper keep it.
+func (s *session) make(op string, d *cuda.Device, o *object, bytes int) error {
+	about, fds, err := makeMemory(op, d, bytes)
+	var text []byte
+	if err == nil {
+		text, err = about.MarshalBinary()
+	}
+	if err == nil {
+		r := o.record
+		r.Memory = text
+		err = s.b.keep(o.key, r, fds...)
+	}
+	if err != nil {
+		_ = peer.CloseAll(fds)
+		return err
+	}
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	o.memory, o.Memory, o.files = about, text, &files{chunks: fds}
+	return nil
+}
+
+// commit seals what the client wrote, and returns its version.
+func (s *session) commit(op string, r *request) (uint64, error) {
+	b := s.b
+	text, err := manifestText(op, r.manifest)
+	if err != nil {
+		_ = r.manifest.Close()
+		return 0, err
+	}
+	link.Of(r.manifest).SetForeign(false) // it is a memory file, whose close takes no time
+	var m handles.Manifest
+	if err := m.UnmarshalBinary(text); err != nil {
+		_ = r.manifest.Close()
+		return 0, errs.PeerCause(err, op, cuda.ErrInvalidArgument, "a manifest", "pass what handles.Manifest.MarshalBinary returned")
+	}
+	b.mu.Lock()
+	o, err := b.books.seal(op, s.h, r.key)
+	if err == nil && o != nil && m.Bytes > o.memory.Length {
+		o.sealing = false
+		err = errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(o.memory.Length)), "describe what is there")
+	}
+	if err != nil || o == nil {
+		version := uint64(0)
+		if err == nil {
+			version = b.books.objects[r.key].Version
+		}
+		b.mu.Unlock()
+		_ = r.manifest.Close()
+		return version, err
+	}
+	record := b.books.sealedRecord(o, time.Now())
+	b.mu.Unlock()
+	if err = b.keep(counter, record.Version); err == nil {
+		err = b.keep(o.key, record, r.manifest)
+	}
+	b.change(func() []*object {
+		if err == nil {
+			o.files.manifest = r.manifest
+		}
+		return b.books.sealEnded(o, record, err == nil)
+	})
+	if err != nil {
+		_ = r.manifest.Close()
+		return 0, err
+	}
+	b.o.Log.Info("cuvmm: an object was committed", "name", o.Name, "version", record.Version, "bytes", o.bytes, "writer", s.of.String())
+	return record.Version, nil
+}
+
+// list sends what there is of what the client may read.
+func (s *session) list(ctx context.Context, r *request) error {
+	s.b.mu.Lock()
+	all := make([]Listing, 0, len(s.b.books.objects))
+	for _, o := range s.b.books.objects {
+		if o.State != ended {
+			all = append(all, o.listing())
+		}
+	}
+	s.b.mu.Unlock()
+	may := map[string]bool{}
+	all = slices.DeleteFunc(all, func(l Listing) bool {
+		seen, asked := may[l.Name]
+		if !asked {
+			seen = s.b.access(s.of, s.known, l.Name) >= publish.ReadAccess
+			may[l.Name] = seen
+		}
+		return !seen
+	})
+	slices.SortFunc(all, func(a, b Listing) int {
+		if c := strings.Compare(a.Name, b.Name); c != 0 {
+			return c
+		}
+		return a.Since.Compare(b.Since)
+	})
+	for {
+		n := min(len(all), maxListing)
+		if err := s.send(ctx, &reply{kind: wire.BrokerListing, number: r.number, objects: all[:n], last: n == len(all)}); err != nil {
+			return err
+		}
+		if all = all[n:]; len(all) == 0 {
+			return nil
+		}
+	}
+}
+
+// await replies once a name is sealed, or nobody writes it.
+func (s *session) await(ctx context.Context, op string, r *request) error {
+	if err := s.may(op, r.name, publish.ReadAccess); err != nil {
+		return s.send(ctx, denial(r.number, err))
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.awaits) >= maxAwaits || s.awaits[r.number] != nil {
+		return s.fail(errs.Violation("%d waits for names, where %d are the most", len(s.awaits)+1, maxAwaits))
+	}
+	waiting, cancel := context.WithCancel(ctx)
+	s.awaits[r.number] = cancel
+	s.waiting.Go(func() {
+		defer func() {
+			s.mu.Lock()
+			delete(s.awaits, r.number)
+			s.mu.Unlock()
+			cancel()
+		}()
+		for b := s.b; ; {
+			b.mu.Lock()
+			over := len(b.books.versions(r.name)) > 0 || b.books.writers(r.name) == 0
+			changed := b.changed
+			b.mu.Unlock()
+			if over || waiting.Err() != nil {
+				break
+			}
+			select {
+			case <-changed:
+			case <-waiting.Done():
+			}
+		}
+		_ = s.send(ctx, &reply{kind: wire.BrokerDone, number: r.number}) // an error ends Receive, too
+	})
+	return nil
+}
+
+// listing describes an object.
+func (o *object) listing() Listing {
+	return Listing{Name: o.Name, Version: o.Version, Bytes: o.bytes, Holders: len(o.holders), Ephemeral: o.Ephemeral, PID: o.PID, UID: o.UID, Since: o.Since}
+}
