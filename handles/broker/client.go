@@ -64,15 +64,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	if back.Most == 0 {
 		back.Most = time.Second
 	}
-	dial := peer.Dial
-	if o.Wait {
-		dial = peer.DialWait
-	}
-	c, err := dial(ctx, path, o.Options)
-	if err != nil {
-		return nil, err
-	}
-	k, err := newClient(ctx, c)
+	k, err := dial(ctx, path, o)
 	if err != nil {
 		return nil, err
 	}
@@ -83,6 +75,27 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	}
 	k.running.Go(k.redial)
 	return k, nil
+}
+
+// dial makes the first connection. A broker may end before it has greeted.
+func dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
+	if !o.Wait {
+		c, err := peer.Dial(ctx, path, o.Options)
+		if err != nil {
+			return nil, err
+		}
+		return newClient(ctx, c)
+	}
+	for pause := o.ComeBack.First; ; pause = min(2*pause, o.ComeBack.Most) {
+		c, err := peer.DialWait(ctx, path, o.Options)
+		if err != nil {
+			return nil, err
+		}
+		k, err := newClient(ctx, c)
+		if err == nil || !errors.Is(err, peer.ErrGone) || !wait.Sleep(ctx, pause) {
+			return k, err
+		}
+	}
 }
 
 // NewClient makes a client of a connection, which it owns. It does not come back when that ends.
@@ -130,6 +143,10 @@ func (k *Client) redial() {
 			return
 		}
 		_ = old.c.Close()
+		// What comes on it last is noted before the next broker is told what this client holds.
+		if !old.giving.Take(k.ctx, nil) {
+			return
+		}
 		for {
 			if time.Since(began) > k.o.ComeBack.Most {
 				pause = k.o.ComeBack.First
@@ -199,6 +216,7 @@ func (k *Client) hold(o *Object) {
 		k.held[o.key] = map[*Object]struct{}{}
 	}
 	k.held[o.key][o] = struct{}{}
+	delete(k.loose, o.key)
 }
 
 // lose tells the objects of a key that the broker does not have it any more.
@@ -283,12 +301,11 @@ func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error
 	}
 }
 
-// lineOver reports whether a request failed because its connection ended.
+// lineOver reports whether a request failed because its connection ended. The peer may be gone before
+// the connection has noticed.
 func lineOver(l *line, err error) bool {
-	if !errors.Is(err, peer.ErrGone) && !errors.Is(err, peer.ErrRefused) && !errors.Is(err, peer.ErrProtocol) && !errors.Is(err, cuda.ErrClosed) {
-		return false
-	}
-	return over(l.c)
+	ended := errors.Is(err, peer.ErrRefused) || errors.Is(err, peer.ErrProtocol) || errors.Is(err, cuda.ErrClosed)
+	return errors.Is(err, peer.ErrGone) || ended && over(l.c)
 }
 
 // Close disconnects. Objects and writers must be closed before (cuda.ErrInUse).

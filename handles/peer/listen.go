@@ -22,7 +22,7 @@ import (
 // methods are safe for concurrent use. The caller closes it.
 type Listener struct {
 	l         sock.Listener
-	dir       *sock.Dir
+	dir       *sock.Dir // nil if another process bound the socket
 	path      string
 	entry     sock.Entry
 	options   Options
@@ -138,7 +138,8 @@ func (l *Listener) locked(op string) error {
 		"end the process of this user that hangs there")
 }
 
-// Path returns the path of the socket, for [Dial].
+// Path returns the path of the socket, for [Dial]. Of an inherited one it is what the socket was bound
+// to, which other processes may not be able to use.
 func (l *Listener) Path() string { return l.path }
 
 // Accept waits for the next peer that Options.Allow admits. A peer that it refuses
@@ -214,6 +215,9 @@ func (l *Listener) Close() error {
 	l.closer.Life.Close()
 	l.end()
 	return l.closer.Close(func() error {
+		if l.dir == nil {
+			return l.l.Close()
+		}
 		err := l.removeOwn(op)
 		_ = l.l.Close() // which a second call finds done
 		if err != nil {

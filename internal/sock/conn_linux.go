@@ -303,6 +303,40 @@ func Listen(d *Dir, name string) (Listener, error) {
 	return Listener{l}, nil
 }
 
+// ListenerFromFile returns a listener of a file that listens already. The file stays the caller's.
+func ListenerFromFile(f *os.File) (Listener, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return Listener{}, err
+	}
+	if e := raw.Control(func(s uintptr) {
+		var kind, listening int
+		kind, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_TYPE)
+		if err == nil {
+			listening, err = unix.GetsockoptInt(int(s), unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+		}
+		if err != nil || kind != unix.SOCK_SEQPACKET || listening == 0 {
+			err = ErrNoSocket
+		}
+	}); e != nil {
+		return Listener{}, e
+	}
+	if err != nil {
+		return Listener{}, err
+	}
+	l, err := net.FileListener(f)
+	if err != nil {
+		return Listener{}, err
+	}
+	of, isUnix := l.(*net.UnixListener)
+	if !isUnix {
+		_ = l.Close()
+		return Listener{}, ErrNoSocket
+	}
+	of.SetUnlinkOnClose(false)
+	return Listener{of}, nil
+}
+
 // ListenStream is Listen for a socket of bytes, to be used with package net/http.
 func ListenStream(d *Dir, name string) (net.Listener, error) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: d.through(name), Net: "unix"})

@@ -51,6 +51,8 @@ type Listener struct{ *net.UnixListener }
 
 func Listen(*Dir, string) (Listener, error) { return Listener{}, errors.ErrUnsupported }
 
+func ListenerFromFile(*os.File) (Listener, error) { return Listener{}, errors.ErrUnsupported }
+
 func ListenStream(*Dir, string) (net.Listener, error) { return nil, errors.ErrUnsupported }
 
 func (l Listener) Accept() (*Conn, error) { return nil, errors.ErrUnsupported }

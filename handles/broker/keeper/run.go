@@ -32,7 +32,7 @@ type RunOptions struct {
 
 // Run starts a process, serves it, and starts it again whenever it ends, however that happens, until
 // the context ends; then it tells the process to end, waits for that, and returns nil. A process that
-// ended within a second of its start is started again after a pause, of 5 s at most.
+// ended within a second of its start is started again after a pause, of a second at most.
 func (k *Keeper) Run(ctx context.Context, o RunOptions) error {
 	const op = "keeper.Keeper.Run"
 	if o.Command == nil {
@@ -65,7 +65,7 @@ func (k *Keeper) Run(ctx context.Context, o RunOptions) error {
 const (
 	// shortest is how long a process runs that is started again at once.
 	shortest              = time.Second
-	firstPause, lastPause = 10 * time.Millisecond, 5 * time.Second
+	firstPause, lastPause = 10 * time.Millisecond, time.Second
 )
 
 // runOnce runs the process to its end, and returns how it ended.
