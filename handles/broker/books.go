@@ -1,8 +1,10 @@
 package broker
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -11,7 +13,6 @@ import (
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/link"
 )
 
 // state is what an object permits:
@@ -69,7 +70,10 @@ type books struct {
 	// limit and each bound the bytes of all objects, and of one user's; 0 for no bound.
 	limit, each int
 	// last is the highest version that was given to any object.
-	last    uint64
+	last uint64
+	// returning: clients of an earlier broker may come back, so that an object without a holder may
+	// have one.
+	returning bool
 	objects map[keeper.Key]*object
 }
 
@@ -84,7 +88,7 @@ func (b *books) versions(name string) (all []*object) {
 			all = append(all, o)
 		}
 	}
-	slices.SortFunc(all, func(a, b *object) int { return int(a.Version - b.Version) })
+	slices.SortFunc(all, func(x, y *object) int { return cmp.Compare(x.Version, y.Version) })
 	return all
 }
 
@@ -229,20 +233,30 @@ func (b *books) release(h holder, key keeper.Key) (gone []*object) {
 		return nil
 	}
 	delete(o.holders, h)
+	if o.State == writing && o.Writer == h && !o.sealing {
+		return b.end(o) // it will not be committed
+	}
 	return b.passing(o)
 }
 
 // leave ends all holds of a holder, whose process has ended.
 func (b *books) leave(h holder) (gone []*object) {
-	for key := range b.objects {
-		gone = append(gone, b.release(h, key)...)
+	for _, o := range b.newestFirst() {
+		gone = append(gone, b.release(h, o.key)...)
 	}
 	return gone
 }
 
+// newestFirst returns all objects in an order in which a version is not ended because of a newer one
+// that ends, too.
+func (b *books) newestFirst() []*object {
+	return slices.SortedFunc(maps.Values(b.objects), func(x, y *object) int { return cmp.Compare(y.Version, x.Version) })
+}
+
 // settle ends what nobody came back for.
 func (b *books) settle() (gone []*object) {
-	for _, o := range b.objects {
+	b.returning = false
+	for _, o := range b.newestFirst() {
 		gone = append(gone, b.passing(o)...)
 	}
 	return gone
@@ -254,9 +268,11 @@ func (b *books) passing(o *object) (gone []*object) {
 	case o.sealing:
 		return nil
 	case o.State == ended:
-		if len(o.holders) == 0 {
+		if len(o.holders) == 0 && !b.returning {
 			delete(b.objects, o.key)
 		}
+		return nil
+	case b.returning:
 		return nil
 	case o.State == writing:
 		if _, there := o.holders[o.Writer]; there {
@@ -275,12 +291,13 @@ func (b *books) fleeting(o *object) bool {
 	return o.Ephemeral || all[len(all)-1] != o
 }
 
-// end ends an object. Its memory counts while it has holders.
+// end ends an object. Its memory counts while it has holders, who may yet come back; nobody but its
+// writer has one that was not sealed.
 func (b *books) end(o *object) []*object {
-	o.State = ended
-	if len(o.holders) == 0 {
+	if len(o.holders) == 0 && (!b.returning || o.State == writing) {
 		delete(b.objects, o.key)
 	}
+	o.State = ended
 	return []*object{o}
 }
 
@@ -330,15 +347,12 @@ func (b *books) restore(e *keeper.Entry) error {
 	if want := n + map[state]int{sealed: 1}[o.State]; o.State != writing && o.State != sealed || len(e.Files) != want {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
-	for _, f := range e.Files {
-		link.Of(f).SetForeign(false)
-	}
 	o.bytes = o.memory.Size()
 	o.files = &files{chunks: e.Files[:n:n]}
 	if o.State == sealed {
 		o.files.manifest = e.Files[n]
 	}
-	b.objects[o.key] = o
+	b.objects[o.key], b.returning = o, true
 	return nil
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -116,6 +117,9 @@ func (b *Broker) restore(ctx context.Context, op string) error {
 		return err
 	}
 	for i := range all {
+		for _, f := range all[i].Files {
+			link.Of(f).SetForeign(false) // the keeper has them from a broker
+		}
 		if err := b.books.restore(&all[i]); err != nil {
 			for _, e := range all {
 				_ = e.Close()

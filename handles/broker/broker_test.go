@@ -54,7 +54,7 @@ func fill(b *vmm.Buffer, data []byte) error {
 // house is a keeper, a broker that can be replaced, and its socket.
 type house struct {
 	t      testing.TB
-	d      *cuda.Device
+	sys    *cuda.System
 	keeper *keeper.Keeper
 	socket *peer.Listener
 	o      broker.Options
@@ -65,7 +65,7 @@ type house struct {
 func newHouse(t testing.TB, d *cuda.Device, o broker.Options) *house {
 	l, err := peer.Listen(t.TempDir()+"/sockets", "broker", peer.Options{})
 	require.NoError(t, err)
-	h := &house{t: t, d: d, keeper: keeper.New(), socket: l, o: o}
+	h := &house{t: t, sys: d.System(), keeper: keeper.New(), socket: l, o: o}
 	h.start()
 	t.Cleanup(func() {
 		h.end()
@@ -84,7 +84,7 @@ func (h *house) start() {
 	kept := make(chan error, 1)
 	go func() { kept <- h.keeper.Serve(context.Background(), far) }()
 	h.o.Keeper = keeper.NewClient(near)
-	b, err := broker.New(peertest.Context(h.t), h.d.System(), h.o)
+	b, err := broker.New(peertest.Context(h.t), h.sys, h.o)
 	require.NoError(h.t, err)
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)

@@ -44,3 +44,20 @@ func Limit() (uint64, error) {
 	}
 	return l.Cur, nil
 }
+
+// Keep has a program that replaces this process get a descriptor (Exec), or no longer.
+func Keep(n int, keep bool) error {
+	if !keep {
+		unix.CloseOnExec(n)
+		return nil
+	}
+	if _, err := unix.FcntlInt(uintptr(n), unix.F_SETFD, 0); err != nil {
+		return fmt.Errorf("fcntl: %w", err)
+	}
+	return nil
+}
+
+// Exec replaces this process by a program. It returns only if that failed.
+func Exec(path string, args, environment []string) error {
+	return fmt.Errorf("execve: %w", unix.Exec(path, args, environment))
+}

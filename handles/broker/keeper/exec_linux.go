@@ -6,10 +6,10 @@ import (
 	"os"
 	"strconv"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/environ"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/sealedfile"
 )
 
@@ -35,15 +35,12 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 	var open []int
 	defer func() {
 		for _, n := range open {
-			unix.CloseOnExec(n)
+			_ = fd.Keep(n, false)
 		}
 	}()
 	pass := func(n int) error {
-		_, err := unix.FcntlInt(uintptr(n), unix.F_SETFD, 0)
-		if err == nil {
-			open = append(open, n)
-		}
-		return os.NewSyscallError("fcntl F_SETFD", err)
+		open = append(open, n)
+		return fd.Keep(n, true)
 	}
 	var all []saved
 	for _, e := range k.entries {
@@ -68,19 +65,20 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 	if err != nil {
 		return errs.SystemCall(op, "a file for the entries", err)
 	}
-	defer unix.Close(n)
+	defer func() { _ = fd.Close(n) }()
 	if err := pass(n); err != nil {
 		return errs.SystemCall(op, "a file for the entries", err)
 	}
-	err = unix.Exec(path, args, append(environment, inheritVariable+"="+strconv.Itoa(n)))
+	err = fd.Exec(path, args, append(environment, inheritVariable+"="+strconv.Itoa(n)))
 	return errs.SystemCall(op, path, err)
 }
 
-// Inherit returns the keeper that [Keeper.Exec] left to this process, or nil if there is none.
+// Inherit returns the keeper that [Keeper.Exec] left to this process, or nil if there is none. A program
+// with raised rights inherits none.
 func Inherit() (*Keeper, error) {
 	const op = "keeper.Inherit"
-	number, there := os.LookupEnv(inheritVariable)
-	if !there {
+	number := environ.Get(inheritVariable)
+	if number == "" {
 		return nil, nil
 	}
 	if err := os.Unsetenv(inheritVariable); err != nil { // children have no part in it
@@ -90,7 +88,7 @@ func Inherit() (*Keeper, error) {
 	if err != nil {
 		return nil, errs.PeerCause(err, op, nil, fmt.Sprintf("%s=%q", inheritVariable, number), "leave the variable to Keeper.Exec")
 	}
-	defer unix.Close(n)
+	defer func() { _ = fd.Close(n) }()
 	text, err := sealedfile.Read(n, 1<<31)
 	if err != nil {
 		return nil, errs.SystemCall(op, "the file with the entries", err)

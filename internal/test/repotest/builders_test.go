@@ -35,6 +35,7 @@ var builders = map[string]string{
 	"vmm newSparse":                      "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm/pool Pool.lose":                 "TestWhatATrimLosesIsALeftover",
 	"vmm/pool Pool.closeEmpty":           "TestCloseTakesLeftoversAlong",
+	"handles/broker makeMemory":          "TestEveryFailure",
 	"managed newBuffer":                  "TestFailuresWhileMakingAndClosing",
 	"multicast Object.bind":              "TestEveryFailure",
 	"multicast importAs":                 "TestEveryFailureOfATeam",

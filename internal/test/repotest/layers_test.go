@@ -21,6 +21,7 @@ var rooms = [][]string{
 	{"handles/peer"},
 	{"handles", "managed", "vmm/pool"},
 	{"handles/publish", "load"},
+	{"handles/broker"},
 	{"inspect"},
 	{"fabric"},
 	{"multicast"},
