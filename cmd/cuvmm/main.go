@@ -1,7 +1,7 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
 // measures what the driver's calls cost, map draws the GPU address space of a process, top
-// lists the processes that use GPUs, load checks files of tensors and measures how fast they are
+// lists the processes that use GPUs, serve keeps memory for processes that come and go, load checks files of tensors and measures how fast they are
 // loaded, replay and generate measure the pool with
 // allocation traces, and version says which cuvmm it is. It runs without a GPU, too.
 package main
@@ -45,6 +45,7 @@ func commands() []command {
 		{"info", "describes the devices, and measures what the calls cost", infoUsage, 0, info},
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
+		{"serve", "keeps memory for processes that come and go", serveUsage, 0, serveObjects},
 		{"load", "checks files of tensors, and measures how fast they are loaded", loadUsage, math.MaxInt, loadFiles},
 		{"replay", "replays allocation traces through the pool: memory and time", pooltrace.ReplayUsage, math.MaxInt, traces(pooltrace.Replay)},
 		{"generate", "lists the generated traces, and writes them to a folder", pooltrace.GenerateUsage, math.MaxInt, traces(pooltrace.Generate)},
@@ -109,11 +110,11 @@ func runCommand(args []string, out, complaints io.Writer, h host) (int, error) {
 	if args[0] == importTrial {
 		return importInChild(args[1:], out, complaints, h), nil
 	}
-	all := commands()
+	all := append(commands(), command{brokerRole, "", "", 0, runBroker})
 	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
 	if at < 0 {
 		var names []string
-		for _, c := range all {
+		for _, c := range commands() {
 			names = append(names, c.name)
 		}
 		return exitUsage, fmt.Errorf("there is no command %q: use one of %s", args[0], strings.Join(names, ", "))

@@ -74,7 +74,7 @@ type books struct {
 	// returning: clients of an earlier broker may come back, so that an object without a holder may
 	// have one.
 	returning bool
-	objects map[keeper.Key]*object
+	objects   map[keeper.Key]*object
 }
 
 func newBooks(limit, each int) *books {

@@ -103,3 +103,44 @@ func check(err error) {
 		panic(err)
 	}
 }
+
+// A parent makes the socket, and a child accepts on it: when the child is replaced, peers that connect
+// meanwhile wait for the next one.
+func ExampleInheritListener() {
+	dir, err := os.MkdirTemp("", "example")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	l, err := peer.Listen(filepath.Join(dir, "sockets"), "server", peer.Options{})
+	if err != nil {
+		panic(err)
+	}
+	defer l.Close()
+	file, err := l.File() // for the child's exec.Cmd.ExtraFiles
+	if err != nil {
+		panic(err)
+	}
+	child, err := peer.InheritListener(file, peer.Options{}) // in the child: os.NewFile(3, "socket")
+	if err != nil {
+		panic(err)
+	}
+	defer child.Close()
+	go func() {
+		if c, err := peer.Dial(context.Background(), l.Path(), peer.Options{}); err == nil {
+			defer c.Close()
+			_ = c.Send(context.Background(), peer.Message{Kind: 1, Body: []byte("hello")})
+		}
+	}()
+	c, err := child.Accept(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	defer c.Close()
+	m, err := c.Receive(context.Background())
+	if err != nil {
+		panic(err)
+	}
+	fmt.Println(string(m.Body))
+	// Output: hello
+}

@@ -289,7 +289,7 @@ func replaced() error {
 		return err
 	}
 	if err := k.Exec("/nonexistent", nil, nil, extra); err == nil || k.Len() != 3 {
-		return fmt.Errorf("a program that is not there: %v", err)
+		return fmt.Errorf("a program that is not there: %w", err)
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -333,7 +333,7 @@ func replaces() error {
 		}
 	}
 	if again, err := keeper.Inherit(); again != nil || err != nil {
-		return fmt.Errorf("inherited twice: %v", err)
+		return fmt.Errorf("inherited twice: %w", err)
 	}
 	return nil
 }

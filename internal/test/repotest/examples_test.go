@@ -15,7 +15,7 @@ import (
 
 // exemplary are the packages whose types and constructors all have examples. The
 // other packages that programs use join the list when theirs have.
-var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabric/rendezvous", "handles", "handles/peer", "handles/publish", "load", "vmm/pool", "multicast", "inspect", "inspect/serve"}
+var exemplary = []string{"cuda", "cuda/auto", "vmm", "managed", "fabric", "fabric/rendezvous", "handles", "handles/peer", "handles/broker", "handles/publish", "load", "vmm/pool", "multicast", "inspect", "inspect/serve"}
 
 // surface is what examples of a package must cover, and what they do.
 type surface struct {

@@ -1,0 +1,214 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/broker"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
+	"github.com/cuvmm/cuvmm/handles/peer"
+)
+
+const serveUsage = `usage: cuvmm serve [flags]
+
+Keeps GPU memory for the processes of this user, which write objects and attach them by name
+(package handles/broker). This process holds the file descriptors of all memory, and uses no GPU. It
+starts another, the broker, which does the rest, and starts it again whenever it ends.
+
+  SIGTERM, SIGINT   end both; memory that no process has mapped is freed
+  SIGHUP            replaces the broker; clients notice nothing but a pause
+  SIGUSR2           replaces this process too, by the program at its path: an upgrade that
+                    closes no descriptor
+
+A service manager may pass a listening socket of type SOCK_SEQPACKET (LISTEN_FDS=1); otherwise one
+is made, in a directory that only this user may enter.
+
+Flags:
+`
+
+// brokerRole is the hidden command with which serve starts the broker. Descriptor 3 is the connection
+// to the keeper, and 4 the socket.
+const brokerRole = "broker"
+
+// socketVariable passes the number of the socket to the program that replaces a keeper.
+const socketVariable = "CUVMM_KEEPER_SOCKET"
+
+// brokerFlags are the flags of serve that the broker gets.
+type brokerFlags struct {
+	driver      *string
+	limit, each *int
+	returning   *time.Duration
+}
+
+func newBrokerFlags(f *flag.FlagSet) brokerFlags {
+	return brokerFlags{
+		driver:    driverFlag(f),
+		limit:     f.Int("limit", 0, "the most `MiB` of all objects; 0 for no limit"),
+		each:      f.Int("limit-per-user", 0, "the most `MiB` of the objects of a user; 0 for no limit"),
+		returning: f.Duration("return", 10*time.Second, "how long the clients of an earlier broker have to come back"),
+	}
+}
+
+// options returns those of the broker.
+func (b brokerFlags) options() (broker.Options, error) {
+	if *b.limit < 0 || *b.each < 0 || *b.returning < 0 {
+		return broker.Options{}, errors.New("a negative limit: use 0 for none")
+	}
+	return broker.Options{Limit: *b.limit << 20, LimitPerUser: *b.each << 20, Return: *b.returning}, checkChoice(*b.driver)
+}
+
+func serveObjects(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
+	path := f.String("socket", defaultSocket(), "the `path` of the socket")
+	flags := newBrokerFlags(f)
+	return func(_ []string, out io.Writer, h host) (int, error) {
+		if _, err := flags.options(); err != nil { // before anything is started
+			return exitUsage, err
+		}
+		if err := keep(h, *path, flags, plain{out}); err != nil {
+			return exitFailed, err
+		}
+		return exitOK, nil
+	}
+}
+
+func defaultSocket() string {
+	dir := os.Getenv("XDG_RUNTIME_DIR")
+	if dir == "" {
+		dir = filepath.Join(os.TempDir(), fmt.Sprintf("cuvmm-%d", os.Getuid()))
+	} else {
+		dir = filepath.Join(dir, "cuvmm")
+	}
+	return filepath.Join(dir, "broker")
+}
+
+// keep is the keeper: it runs brokers until it is told to end, or to replace itself.
+func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	k, err := keeper.Inherit()
+	if err != nil {
+		return err
+	}
+	if k == nil {
+		k = keeper.New()
+	}
+	defer func() { err = errors.Join(err, k.Close()) }()
+	socket, end, err := brokerSocket(h, path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, end()) }()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	defer stop()
+	restart, replace := make(chan os.Signal, 1), make(chan os.Signal, 1)
+	signal.Notify(restart, syscall.SIGHUP)
+	signal.Notify(replace, syscall.SIGUSR2)
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var replaced atomic.Bool
+	go func() {
+		select {
+		case <-replace:
+			replaced.Store(true)
+			cancel()
+		case <-running.Done():
+		}
+	}()
+	fmt.Fprintf(out, "serving at %s\n", path)
+	err = k.Run(running, keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
+		c, err := h.child(*flags.driver, brokerRole, "-limit", strconv.Itoa(*flags.limit), "-limit-per-user", strconv.Itoa(*flags.each), "-return", flags.returning.String())
+		if err != nil {
+			return &exec.Cmd{Err: err}
+		}
+		c.ExtraFiles = []*os.File{socket}
+		c.Stderr = os.Stderr
+		return c
+	}})
+	if err != nil || ctx.Err() != nil || !replaced.Load() {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	return k.Exec(self, os.Args, append(os.Environ(), socketVariable+"="+strconv.Itoa(int(socket.Fd()))), socket)
+}
+
+// brokerSocket returns the listening socket, which is inherited or made, and what ends it.
+func brokerSocket(h host, path string) (f *os.File, end func() error, err error) {
+	if number, there := h.env(socketVariable); there { // from the program that this one replaces
+		n, err := strconv.Atoi(number)
+		if err != nil {
+			return nil, nil, fmt.Errorf("%s=%q: %w", socketVariable, number, err)
+		}
+		f = os.NewFile(uintptr(n), path)
+		return f, f.Close, os.Unsetenv(socketVariable)
+	}
+	pid, _ := h.env("LISTEN_PID")
+	if fds, _ := h.env("LISTEN_FDS"); fds == "1" && pid == strconv.Itoa(os.Getpid()) {
+		f = os.NewFile(3, "the service manager's socket")
+		return f, f.Close, nil
+	}
+	l, err := peer.Listen(filepath.Dir(path), filepath.Base(path), peer.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	if f, err = l.File(); err != nil {
+		return nil, nil, errors.Join(err, l.Close())
+	}
+	return f, func() error { return errors.Join(f.Close(), l.Close()) }, nil
+}
+
+// runBroker is the broker.
+func runBroker(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
+	flags := newBrokerFlags(f)
+	return func(_ []string, _ io.Writer, h host) (int, error) {
+		o, err := flags.options()
+		if err != nil {
+			return exitUsage, err
+		}
+		if err := serveAs(h, *flags.driver, o); err != nil {
+			return exitFailed, err
+		}
+		return exitOK, nil
+	}
+}
+
+func serveAs(h host, driver string, o broker.Options) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	signal.Ignore(syscall.SIGINT, syscall.SIGHUP) // a terminal sends them to both: the keeper decides
+	c, err := peer.Inherit(os.NewFile(3, "the keeper"), peer.Options{MaxFDs: peer.MaxFDs})
+	if err != nil {
+		return fmt.Errorf("%w (%s is for cuvmm serve's own use)", err, brokerRole)
+	}
+	l, err := peer.InheritListener(os.NewFile(4, "the socket"), peer.Options{})
+	if err != nil {
+		return err
+	}
+	sys, err := h.open(driver)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, sys.Close()) }()
+	o.Keeper, o.Log = keeper.NewClient(c), slog.New(slog.NewTextHandler(os.Stderr, nil))
+	b, err := broker.New(ctx, sys, o)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.Close()) }()
+	return b.Serve(ctx, l)
+}
