@@ -55,6 +55,13 @@ type SuspendOptions struct {
 	// memory has gone: that of other libraries of this process that allocate in stream order, which
 	// take it from the driver again when they need it.
 	TrimPools bool
+	// Guard has scratch memory lie under the addresses while the memory is away, so that a stray
+	// access of another library mostly reads and writes something of no meaning, and does not destroy the
+	// context. It takes 64 MiB of each device, for as long as any of it is needed, and lies under
+	// whole multiples of that: not under what remains of a run of memory, and not between its unmapping
+	// and mapping at either end. While Resume waits for room it is gone. What it covers is in the
+	// Report; want of memory for it is no error.
+	Guard bool
 }
 
 // Source brings the contents of memory that was suspended.
@@ -218,7 +225,7 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 			}
 		}
 	}
-	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Lack: lackOf}
+	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Guard: o.Guard, Lack: lackOf}
 	if o.TrimPools {
 		in.After = func() { trimPools(all) }
 	}
@@ -328,11 +335,21 @@ type Report struct {
 	Asked, Given, Held int
 	// Host is how much host memory keeps the contents.
 	Host int
+	// Guard says what lies under the addresses with SuspendOptions.Guard.
+	Guard Guard
 	// Out and In are how long Preview expects the copies to take, at the rates of the latest
 	// ones. They are 0 before the first, and in other reports.
 	Out, In time.Duration
 	// Outside has an entry for each device of the memory: what else is taken of it now.
 	Outside []Outside
+}
+
+// Guard is scratch memory that lies under suspended memory's addresses, in bytes.
+type Guard struct {
+	// Memory is how much of the devices' memory it takes, and Covered under how much it lies.
+	Memory, Covered int
+	// Why says why it does not lie under more, if the driver refused that.
+	Why string
 }
 
 // Held is the memory of one object. Memory that several share counts for the first of them.
@@ -378,7 +395,10 @@ func Preview(o SuspendOptions, m ...Memory) (Report, error) {
 }
 
 func reportOf(in suspend.Report) (r Report) {
-	r.Host = int(in.Host)
+	r.Host, r.Guard = int(in.Host), Guard{Memory: int(in.Guard.Memory), Covered: int(in.Guard.Covered)}
+	if in.Guard.Err != nil {
+		r.Guard.Why = in.Guard.Err.Error()
+	}
 	for _, h := range in.Members {
 		out := Held{Name: h.Member.What(), Ptr: cuda.Ptr(h.Member.Base()), Asked: int(h.Asked), Given: int(h.Given)}
 		for _, rest := range h.Rest {

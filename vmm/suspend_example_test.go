@@ -65,6 +65,23 @@ func ExampleOutside() {
 	// true
 }
 
+// A guard lies under the addresses while the memory is away.
+func ExampleGuard() {
+	dev, done := firstDevice()
+	defer done()
+	b, err := vmm.NewBuffer(dev, vmm.BufferOptions{Chunks: vmm.FixedChunks(32 << 20)})
+	fatal(err)
+	defer b.Close()
+	fatal(b.Grow(320 << 20))
+	s, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{Keep: vmm.Drop, Guard: true}, b)
+	fatal(err)
+	show := func(g vmm.Guard) { fmt.Printf("%d MiB of memory lie under %d MiB\n", g.Memory>>20, g.Covered>>20) }
+	show(s.Report().Guard)
+	fatal(s.Resume(context.Background()))
+	// Output:
+	// 64 MiB of memory lie under 320 MiB
+}
+
 // SuspendAfter waits for nothing: the memory goes when the stream's work is done.
 func ExampleSuspendAfter() {
 	dev, done := firstDevice()

@@ -7,7 +7,9 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -494,6 +496,71 @@ func TestMemoryOfTwoDevicesSleeps(t *testing.T) {
 	}
 	require.Equal(t, want, w.bytes(near))
 	require.Equal(t, wantFar, w.bytes(far))
+}
+
+// What devices do for their memory they do side by side: copies, and the driver's calls before and
+// after them. Peers have their access again ahead of the copies, by one call for a run.
+func TestDevicesSleepSideBySide(t *testing.T) {
+	w := newWorld(t, false)
+	defer w.end()
+	near := w.buffer(3, both(w, vmm.ReadWrite)...)
+	far, err := vmm.NewBuffer(w.peer, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Access: both(w, vmm.ReadWrite)})
+	require.NoError(t, err)
+	w.own(far)
+	require.NoError(t, far.Resize(nil, 2*kib64))
+	require.NoError(t, w.suspend(near, far).Resume(w.ctx())) // pins
+	cycle := func(o vmm.SuspendOptions) []string {
+		s, err := vmm.Suspend(w.ctx(), o, near, far)
+		require.NoError(t, err)
+		in, err := w.watch(func() error { return s.Resume(w.ctx()) })
+		require.NoError(t, err)
+		return in
+	}
+	for _, o := range []vmm.SuspendOptions{{}, {Keep: vmm.Drop}} {
+		calls := []string{"cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync"}
+		for _, call := range calls[:len(calls)-int(o.Keep)] {
+			meet(t, w, call, func() {
+				s, err := vmm.Suspend(w.ctx(), o, near, far)
+				require.NoError(t, err)
+				w.sleep = s
+			})
+			require.NoError(t, w.sleep.Resume(w.ctx()))
+		}
+		calls = []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemcpyHtoDAsync"}
+		for _, call := range calls[:len(calls)-int(o.Keep)] {
+			s, err := vmm.Suspend(w.ctx(), o, near, far)
+			require.NoError(t, err)
+			meet(t, w, call, func() { require.NoError(t, s.Resume(w.ctx())) })
+		}
+	}
+	in := cycle(vmm.SuspendOptions{})
+	copied, granted := slices.Index(in, "cuMemcpyHtoDAsync"), slices.Index(in, "cuMemSetAccess")
+	require.Less(t, granted, copied)
+	require.Len(t, slices.DeleteFunc(in, func(call string) bool { return call != "cuMemSetAccess" }), 2, "one for each range, whatever its chunks and peers")
+}
+
+// meet fails the test unless two goroutines are in a driver call at the same time.
+func meet(t *testing.T, w *world, call string, do func()) {
+	t.Helper()
+	both, n := make(chan struct{}), atomic.Int32{}
+	w.m.OnCall(func(c string) {
+		if c != call {
+			return
+		}
+		switch n.Add(1) {
+		case 1:
+			select {
+			case <-both:
+			case <-time.After(testTimeout):
+				t.Errorf("%s of one device waits for that of the other", call)
+			}
+		case 2:
+			close(both)
+		}
+	})
+	do()
+	w.m.OnCall(nil)
+	require.GreaterOrEqual(t, n.Load(), int32(2), call)
 }
 
 // A device that may not write the memory brings the bytes back all the same, and may not

@@ -100,6 +100,15 @@ func (l Access) Lower(o Access) Access {
 	return both
 }
 
+// All returns the list with the same access for each of its places.
+func (l Access) All(mode driver.AccessFlags) Access {
+	same := append(Access(nil), l...)
+	for i := range same {
+		same[i].Flags = mode
+	}
+	return same
+}
+
 // Upper returns the most that either list allows.
 func (l Access) Upper(o Access) Access {
 	most := l.Except(o, len(o))

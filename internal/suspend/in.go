@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -212,6 +214,9 @@ func (s *Suspension) landed(op string) error {
 func (s *Suspension) renew(ctx context.Context, op string, places []*place, lost []*chunk) error {
 	for wait := shortestWait; ; wait = min(2*wait, longestWait) {
 		r, err := s.renewAll(op, lost)
+		if err != nil && r == driver.OutOfMemory && s.lift(op, lost) {
+			r, err = s.renewAll(op, lost)
+		}
 		if err == nil || r != driver.OutOfMemory || ctx.Done() == nil {
 			return err
 		}
@@ -261,15 +266,43 @@ func (s *Suspension) renewAll(op string, lost []*chunk) (driver.Result, error) {
 	for _, c := range lost {
 		all += c.size
 	}
-	for i, c := range lost {
-		if c.h.Taken() {
-			c.h.Return() // the driver had refused to take it
-		} else if r, short := c.h.Renew(); short != nil || r != driver.Success {
-			s.dropAll(op, lost[:i]) // before the error says who has the memory
-			return r, s.o.Lack(op, c.first.m, c.h, all, r, short)
+	var failed atomic.Pointer[lack]
+	var renewing sync.WaitGroup
+	for _, there := range byDevice(lost) {
+		renewing.Go(func() {
+			for _, c := range there {
+				if failed.Load() != nil {
+					return
+				}
+				if c.h.Taken() {
+					c.h.Return() // the driver had refused to take it
+				} else if r, short := c.h.Renew(); short != nil || r != driver.Success {
+					failed.CompareAndSwap(nil, &lack{c, r, short})
+					return
+				}
+			}
+		})
+	}
+	renewing.Wait()
+	l := failed.Load()
+	if l == nil {
+		return driver.Success, nil
+	}
+	var renewed []*chunk
+	for _, c := range lost {
+		if !c.h.Away() && !c.h.Taken() {
+			renewed = append(renewed, c)
 		}
 	}
-	return driver.Success, nil
+	s.dropAll(op, renewed) // before the error says who has the memory
+	return l.result, s.o.Lack(op, l.chunk.first.m, l.chunk.h, all, l.result, l.short)
+}
+
+// lack is why no memory was made for a chunk: the driver refused, or a budget.
+type lack struct {
+	chunk  *chunk
+	result driver.Result
+	short  error
 }
 
 // dropAll takes the memory of chunks again, which is mapped no longer.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -166,7 +167,11 @@ func (s *Suspension) give(op string, chunks []*chunk) {
 // leave gives back what has not gone yet of the memory, whose bytes are safe, and ends the
 // suspension's part in the members.
 func (s *Suspension) leave(op string, places []*place, p *plan) {
-	s.give(op, slices.DeleteFunc(p.going(), func(c *chunk) bool { return c.given }))
+	var giving sync.WaitGroup
+	for _, there := range byDevice(slices.DeleteFunc(p.going(), func(c *chunk) bool { return c.given })) {
+		giving.Go(func() { s.give(op, there) })
+	}
+	giving.Wait()
 	for _, r := range p.ranges {
 		r.maps[0].Range.Continue(r.maps) // what stays is there
 	}
@@ -176,6 +181,9 @@ func (s *Suspension) leave(op string, places []*place, p *plan) {
 	s.all = p.chunks
 	if s.o.After != nil {
 		s.o.After()
+	}
+	if s.o.Guard {
+		s.guard = s.lay(op, p.going())
 	}
 	s.SetBytes(s.account())
 	for _, at := range places {
@@ -201,6 +209,7 @@ func (s *Suspension) account() uint64 {
 		}
 		return true, reason{}
 	})
+	r.Guard = s.guard
 	s.report = r
 	return r.Host
 }

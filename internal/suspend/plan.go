@@ -181,7 +181,8 @@ func (p *plan) going() (all []*chunk) {
 type Report struct {
 	Members []Held
 	// Host is how many bytes of host memory keep the contents.
-	Host uint64
+	Host  uint64
+	Guard Guard
 }
 
 // Held is the memory of one member, in bytes. Memory that several members map counts for the
@@ -198,6 +199,21 @@ type Held struct {
 type Rest struct {
 	Bytes uint64
 	Why   string
+}
+
+// byDevice returns chunks by where their memory lies: what devices do for them goes side by side.
+func byDevice(chunks []*chunk) (all [][]*chunk) {
+	at := map[driver.Location]int{}
+	for _, c := range chunks {
+		i, known := at[c.h.Asked.Location]
+		if !known {
+			i = len(all)
+			at[c.h.Asked.Location] = i
+			all = append(all, nil)
+		}
+		all[i] = append(all[i], c)
+	}
+	return all
 }
 
 // reason is why a chunk was not given back. kind is the same for all chunks of one reason, and why

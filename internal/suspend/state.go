@@ -3,7 +3,8 @@
 // one operation on several of them, because they may share chunks.
 //
 // state.go has what a member permits when, plan.go which chunks go, out.go and in.go the steps,
-// and lane.go and copies.go how driver calls go beside copies.
+// lane.go and copies.go how driver calls go beside copies, and guard.go what lies under the
+// addresses meanwhile.
 package suspend
 
 import (

@@ -23,6 +23,8 @@ type Options struct {
 	Fill func(ctx context.Context, m Member, at driver.Ptr, n uint64) error
 	// After, if it is not nil, is called when the memory has gone.
 	After func()
+	// Guard lays scratch memory under what has gone.
+	Guard bool
 	// Lack makes the error of a creation that the driver refused, or a budget (short): of
 	// the handle's bytes, one of the chunks of all bytes.
 	Lack func(op string, m Member, h *phys.Handle, all uint64, r driver.Result, short error) error
@@ -41,8 +43,9 @@ type Suspension struct {
 	asked []*place
 	// turn is received by whoever moves bytes, or gives back what is owed, and sent when that
 	// is done. That one alone uses all, which is for the report.
-	turn chan struct{}
-	all  []*chunk
+	turn  chan struct{}
+	all   []*chunk
+	guard Guard
 	// flying: work of a Resume that failed may be in flight on memory that is pinned.
 	flying atomic.Bool
 

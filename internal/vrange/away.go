@@ -183,6 +183,9 @@ func (r *Range) PutBack(op string, maps []*Mapping, reach driver.Location) (err 
 		return errs.New(errs.Failure{Op: op, Kind: errs.DeviceLost, Result: r.dropped,
 			Asked: fmt.Sprintf("the range at %#x, of which a part was dropped with its device", uint64(r.Base))})
 	}
+	if err := r.unguardMapsLocked(op, maps); err != nil {
+		return err
+	}
 	for _, m := range maps {
 		if err := m.unpinLocked(op); err != nil {
 			return err

@@ -47,6 +47,8 @@ type Range struct {
 	stuck []*Mapping
 	// stuckBytes is the memory in stuck.
 	stuckBytes atomic.Uint64
+	// guards lie under mappings that are away.
+	guards []guard
 	// dropped is the result that lost the device of mappings that the driver refused to
 	// unmap. They may still be mapped, so nothing else is mapped into the range.
 	dropped driver.Result

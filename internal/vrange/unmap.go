@@ -75,6 +75,10 @@ func (r *Range) unmapAndReleaseLocked(op string, maps []*Mapping) (err error) {
 		}
 		return nil
 	}
+	if err := r.unguardMapsLocked(op, maps); err != nil {
+		r.keepLocked(maps)
+		return err
+	}
 	for _, m := range maps {
 		if m.presence == away && m.untouched() {
 			m.gone()
