@@ -3,6 +3,7 @@
 package main
 
 import (
+	"context"
 	"math/rand/v2"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/needs"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 )
@@ -343,6 +345,35 @@ func TestAClosedStreamLeavesNothingInTheCache(t *testing.T) {
 		w.free(again)
 		require.EqualValues(t, cInvalid, cFree(w.handle, again.ptr), "freed twice")
 		require.EqualValues(t, cInvalid, cFree(w.handle, kept.ptr))
+	})
+}
+
+// A pool that sleeps keeps nothing in the cache, which serves nothing from then on and warms up
+// again once the pool is awake.
+func TestAPoolThatSleepsServesNothingCached(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newWorld(t, d, 1)
+		kept, freed, cached := w.alloc(1000, 0), w.alloc(1000, 0), w.alloc(1000, 0)
+		w.free(cached)
+		require.Positive(t, w.e.cache.Bytes())
+		ctx := context.Background()
+		z, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, w.e.pool)
+		require.NoError(t, err)
+		require.Zero(t, w.e.cache.Bytes(), "its blocks are free")
+		w.free(freed)
+		require.Zero(t, w.e.cache.Bytes())
+		for _, size := range []int{1000, 1 << 20} {
+			_, status := cAlloc(w.handle, size, w.streams[0].Handle())
+			require.EqualValues(t, cFailed, status)
+		}
+		require.NoError(t, z.Resume(ctx))
+		w.free(w.alloc(1000, 0))
+		full := w.e.cache.Bytes()
+		require.Positive(t, full, "it is warm again")
+		again := w.alloc(1000, 0)
+		require.Less(t, w.e.cache.Bytes(), full, "the cache serves it")
+		w.free(again)
+		w.free(kept)
 	})
 }
 

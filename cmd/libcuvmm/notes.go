@@ -53,6 +53,7 @@ package main
 //	Snapshot, Live                              while they read; the pool first learns at which
 //	                                            sizes its blocks were served since
 //	a history                                   as long as it is kept
+//	the pool is suspended (vmm.Suspend)         until it is awake
 //	Close                                       until it ends
 //
 // # Locks

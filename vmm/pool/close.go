@@ -41,10 +41,11 @@ func (p *Pool) close() error {
 	}
 	p.pressing.Lock()
 	defer p.pressing.Unlock()
+	p.status.Closed() // before the addresses are those of others
 	if err := p.giveBack(); err != nil {
 		return err
 	}
-	p.status.Closed()
+	p.status.Closed() // what a Suspension kept goes with the last mappings
 	return nil
 }
 

@@ -1,12 +1,15 @@
 package pool_test
 
 import (
+	"bytes"
+	"context"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
@@ -33,7 +36,11 @@ type model struct {
 	// no request gets these until the running capture has ended
 	postponed []span
 	stale     []pool.Block
-	total     uint64 // requested
+	asleep    *vmm.Suspension // nil while the pool is awake
+	dropped   bool            // by that
+	left      bool            // of failures, when that began: the driver had not unmapped all
+	base      int             // of the device's memory, free without the pool
+	total     uint64          // requested
 	peak      uint64
 	count     uint64
 }
@@ -41,6 +48,8 @@ type model struct {
 type live struct {
 	b pool.Block
 	s *cuda.Stream
+	// value is in all bytes of the block; 0 if that is not known.
+	value byte
 }
 
 type span struct{ from, to uint64 }
@@ -84,6 +93,7 @@ func newModel(rt *rapid.T) *model {
 	require.NoError(rt, err)
 	w.arena, err = w.p.NewArena()
 	require.NoError(rt, err)
+	w.base = w.free64()
 	return w
 }
 
@@ -122,12 +132,16 @@ func (w *model) allocOn(s *cuda.Stream) {
 	bytes := rapid.OneOf(rapid.IntRange(0, 8*kib), rapid.IntRange(0, 4*kib64), rapid.IntRange(0, 16*kib64)).Draw(w.rt, "bytes")
 	align := rapid.SampledFrom([]int{0, 0, 1, 4096, kib64, 2 * mib}).Draw(w.rt, "align")
 	b, err := w.p.Alloc(pool.Request{Bytes: bytes, Align: align, Stream: s, Tag: pool.Tag(bytes % 2)})
+	if w.asleep != nil {
+		require.ErrorIs(w.rt, err, cuda.ErrSuspended)
+		return
+	}
 	if err != nil {
 		// Blocks on streams that are held, and the rests of chunks, can take all.
 		require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
 		return
 	}
-	w.born(live{b, s}, false)
+	w.born(live{b: b, s: s}, false)
 }
 
 // born records a block that was served, in a capture of the shared arena or not.
@@ -160,8 +174,9 @@ func (w *model) born(l live, shared bool) {
 		// What was freed before there and is not covered stays known.
 		return true
 	})
+	l.value = byte(w.count%250 + 1)
 	if l.b.Bytes() > 0 {
-		require.NoError(w.rt, l.s.Memset(l.b.Ptr(), 1, l.b.Bytes()))
+		require.NoError(w.rt, l.s.Memset(l.b.Ptr(), l.value, l.b.Bytes()))
 	}
 	w.live = append(w.live, l)
 	w.total += uint64(l.b.Bytes())
@@ -186,7 +201,13 @@ func (w *model) free() {
 			f.others = append(f.others, w.event(s))
 		}
 	}
-	w.freed = append(w.freed, f)
+	if w.asleep == nil {
+		w.freed = append(w.freed, f)
+	} else { // nothing has used it since the suspension waited for the GPU
+		for _, e := range append(f.others, f.own) {
+			require.NoError(w.rt, e.Close())
+		}
+	}
 	if rapid.Bool().Draw(w.rt, "by address") {
 		require.NoError(w.rt, w.p.FreePtr(l.b.Ptr(), named...))
 	} else {
@@ -201,6 +222,11 @@ func (w *model) free() {
 // capture makes a graph of work on memory of the pool, while others allocate. A
 // second stream may take part.
 func (w *model) capture() {
+	if w.asleep != nil {
+		_, _, err := w.p.Capture(w.stream("captured"), pool.CaptureOptions{}, func() error { return nil })
+		require.ErrorIs(w.rt, err, cuda.ErrSuspended)
+		return
+	}
 	s, side := w.stream("captured"), w.stream("joined")
 	joins := s != side
 	shared := rapid.Bool().Draw(w.rt, "shared")
@@ -237,7 +263,7 @@ func (w *model) capture() {
 					require.ErrorIs(w.rt, err, cuda.ErrOutOfMemory)
 					continue
 				}
-				w.born(live{b, on}, shared)
+				w.born(live{b: b, s: on}, shared)
 				w.live = w.live[:len(w.live)-1]
 				for _, o := range mine {
 					require.False(w.rt, spanOf(o.b).meets(spanOf(b)))
@@ -245,7 +271,7 @@ func (w *model) capture() {
 				for _, o := range gone {
 					require.False(w.rt, o.s != on && spanOf(o.b).meets(spanOf(b)), "%v was freed on another stream of the capture", b)
 				}
-				mine = append(mine, live{b, on})
+				mine = append(mine, live{b: b, s: on}) // written by launches
 				g.spans = append(g.spans, spanOf(b))
 			case 2:
 				if len(mine) == 0 {
@@ -307,7 +333,12 @@ func (w *model) launch() {
 	if g.shared {
 		w.releaseAll()
 	}
-	require.NoError(w.rt, g.g.Launch(on))
+	if err := g.g.Launch(on); w.asleep != nil && (err != nil || len(g.spans) > 0) {
+		require.ErrorIs(w.rt, err, cuda.ErrSuspended)
+		return
+	} else {
+		require.NoError(w.rt, err)
+	}
 	if g.shared {
 		require.NoError(w.rt, on.Synchronize())
 	}
@@ -378,8 +409,80 @@ func (w *model) failing() {
 	s := w.stream("stream")
 	b, err := w.p.Alloc(pool.Request{Bytes: rapid.IntRange(0, 16*kib64).Draw(w.rt, "bytes"), Stream: s})
 	w.m.ClearFaults()
+	if w.asleep != nil {
+		require.ErrorIs(w.rt, err, cuda.ErrSuspended)
+		return
+	}
 	if err == nil {
-		w.born(live{b, s}, false)
+		w.born(live{b: b, s: s}, false)
+	}
+}
+
+// free64 returns how much of the device's memory is free, in whole granules.
+func (w *model) free64() int {
+	free, _ := w.m.Memory(0)
+	return (free + kib64 - 1) / kib64
+}
+
+// strike has a driver call fail that moves bytes or memory, or none.
+func (w *model) strike() {
+	if rapid.Bool().Draw(w.rt, "fails") {
+		call := rapid.SampledFrom([]string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}).Draw(w.rt, "call")
+		w.m.Inject(sim.Fault{Call: call, After: rapid.IntRange(0, 3).Draw(w.rt, "after"), Result: 999})
+	}
+}
+
+// sleep suspends the pool, whose streams may be held at first, or fails and changes nothing.
+func (w *model) sleep() {
+	if w.asleep != nil {
+		_, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{}, w.p)
+		require.ErrorIs(w.rt, err, cuda.ErrSuspended)
+		return
+	}
+	var o vmm.SuspendOptions
+	if w.dropped = rapid.Bool().Draw(w.rt, "dropped"); w.dropped {
+		o.Keep = vmm.Drop
+	}
+	w.left = len(w.sys.Leftovers()) > 0
+	w.strike()
+	z, err := vmm.SuspendAfter(o, w.streams, w.p)
+	w.releaseAll()
+	if err == nil {
+		if err = z.Released().Wait(context.Background()); err == nil {
+			w.asleep = z
+		}
+	}
+	w.m.ClearFaults()
+	if w.asleep == nil {
+		require.Error(w.rt, err)
+	}
+	require.NoError(w.rt, w.p.Check())
+}
+
+// wake resumes the pool, or fails and changes nothing.
+func (w *model) wake() {
+	if w.asleep == nil {
+		return
+	}
+	w.releaseAll() // one that fails waits for the device
+	if w.strike(); w.asleep.Resume(context.Background()) == nil {
+		w.asleep = nil
+	}
+	w.m.ClearFaults()
+	require.NoError(w.rt, w.p.Check())
+	if w.asleep != nil {
+		return
+	}
+	for i := range w.live {
+		l := &w.live[i]
+		if w.dropped {
+			l.value = 0
+		}
+		if l.value != 0 && l.b.Bytes() > 0 {
+			got, err := w.m.Bytes(l.b.Ptr(), l.b.Bytes())
+			require.NoError(w.rt, err)
+			require.Equal(w.rt, l.b.Bytes(), bytes.Count(got, []byte{l.value}), "the bytes of %v", l.b)
+		}
 	}
 }
 
@@ -396,10 +499,16 @@ func (w *model) check() {
 		tagged += t.Requested
 	}
 	require.EqualValues(w.rt, w.total, tagged)
+	if w.asleep != nil && !w.left && len(w.sys.Leftovers()) == 0 {
+		require.Equal(w.rt, w.base, w.free64(), "a pool that sleeps has no memory: %+v, %+v", st, w.asleep.Report())
+	}
 }
 
 func (w *model) end() {
 	w.releaseAll()
+	if w.asleep != nil && rapid.Bool().Draw(w.rt, "woken") {
+		require.NoError(w.rt, w.asleep.Resume(context.Background()))
+	}
 	for _, g := range w.graphs {
 		require.NoError(w.rt, g.g.Close())
 	}
@@ -413,6 +522,7 @@ func (w *model) end() {
 		}
 	}
 	require.Empty(w.rt, w.p.Live())
+	require.NoError(w.rt, w.sys.Drain(context.Background()))
 	require.NoError(w.rt, w.p.Close())
 	require.NoError(w.rt, w.p.Check())
 	require.Zero(w.rt, w.p.Stats().Reserved)
@@ -446,6 +556,9 @@ func TestModel(t *testing.T) {
 			"gone":   func(rt *rapid.T) { w.rt = rt; w.closeGraph() },
 			"trim":   func(rt *rapid.T) { w.rt = rt; w.trim() },
 			"fail":   func(rt *rapid.T) { w.rt = rt; w.failing() },
+			"sleep":  func(rt *rapid.T) { w.rt = rt; w.sleep() },
+			"wake":   func(rt *rapid.T) { w.rt = rt; w.wake() },
+			"wake2":  func(rt *rapid.T) { w.rt = rt; w.wake() },
 			"":       func(rt *rapid.T) { w.rt = rt; w.check() },
 		})
 	})

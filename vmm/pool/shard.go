@@ -33,7 +33,6 @@ type shard struct {
 
 	mu     lock.Mutex[lock.Shard]
 	closed bool        // it serves no request, because the pool is closed, forgot it, or sleeps
-	sleep  *core.Sleep // while the pool sleeps
 	clock  epoch.Clock // stamps what is freed, and other shards' blocks that the stream used
 
 	partial []*slab // with room, by class
@@ -60,7 +59,8 @@ type shard struct {
 	peak      uint64 // the most of requested
 	watch     *watch // statistics, history and stacks; nil without them
 
-	former []*slab // that lost their chunks, for later ones of their classes
+	former []*slab     // that lost their chunks, for later ones of their classes
+	sleep  *core.Sleep // while the pool sleeps
 }
 
 // newShard makes a shard. The caller holds mu.

@@ -146,6 +146,9 @@ func (m *member) Step(step func()) {
 	defer m.mu.Unlock()
 	step()
 	m.gateLocked()
+	if m.status.State() == suspend.Awake {
+		m.upkeep.wake(m.pool(), busyUpkeep)
+	}
 }
 
 // gateLocked has the shards serve requests while the pool is awake, and refuse them otherwise. The
@@ -157,9 +160,6 @@ func (m *member) gateLocked() {
 		sh.sleep = sleep
 		sh.closed = m.closed || sleep != nil
 		sh.mu.Unlock()
-	}
-	if sleep == nil && m.decay > 0 {
-		m.upkeep.wake(m.pool(), m.decay)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -94,6 +95,42 @@ func TestSuspendKeepsTheBytesOfLiveBlocksAlone(t *testing.T) {
 	w.sane("resumed")
 	w.goOn("a suspension")
 	w.end("a suspension")
+}
+
+// Blocks come back with their bytes, at their addresses, and can be used at once.
+func TestAPoolSleepsOnADevice(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		s := stream(t, d)
+		p := newPool(t, d, pool.Options{})
+		var blocks []written
+		for i := range 24 {
+			b := alloc(t, p, s, []int{300, 100 * kib, 3 * mib}[i%3])
+			require.NoError(t, s.Memset(b.Ptr(), byte(i+1), b.Bytes()))
+			blocks = append(blocks, written{b, bytes.Repeat([]byte{byte(i + 1)}, b.Bytes())})
+		}
+		for i := 23; i >= 0; i -= 2 {
+			free(t, p, blocks[i].Block)
+			blocks = slices.Delete(blocks, i, i+1)
+		}
+		for range 2 { // the second time with memory that is pinned already
+			z, err := vmm.Suspend(context.Background(), vmm.SuspendOptions{}, p)
+			require.NoError(t, err)
+			require.Equal(t, p.Stats().Reserved, p.Stats().Suspended)
+			_, err = p.Alloc(pool.Request{Bytes: 100, Stream: s})
+			require.ErrorIs(t, err, cuda.ErrSuspended)
+			require.NoError(t, z.Resume(context.Background()))
+			require.NoError(t, p.Check())
+			for _, b := range blocks {
+				got := make([]byte, b.Bytes())
+				require.NoError(t, s.Download(got, b.Ptr()))
+				require.True(t, bytes.Equal(b.data, got), "the bytes of the block at %v", b.Ptr())
+			}
+		}
+		free(t, p, alloc(t, p, s, 8*mib))
+		for _, b := range blocks {
+			free(t, p, b.Block)
+		}
+	})
 }
 
 // A chunk that moved is mapped at its old place, too, and is free only when it is unmapped there.

@@ -137,6 +137,28 @@ var operations = map[string]operation{
 		}
 		return errors.Join(err, p.Close())
 	},
+	"a suspended pool": func(w place) error {
+		p, err := pool.New(w.dev, pool.Options{Chunk: 2 * mib})
+		if err != nil {
+			return err
+		}
+		w.closed(p)
+		b, err := p.Alloc(pool.Request{Bytes: 6 * mib, Stream: w.stream})
+		if err != nil {
+			return err
+		}
+		s, err := vmm.Suspend(w.within, vmm.SuspendOptions{}, p)
+		if err != nil {
+			return errors.Join(err, p.Free(b))
+		}
+		if err = s.Resume(w.within); err == nil {
+			s, err = vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.stream}, p)
+		}
+		if err == nil {
+			err = errors.Join(s.Released().Wait(w.within), p.Free(b), s.Resume(w.within))
+		}
+		return errors.Join(err, p.Close())
+	},
 	"what waits in the background": func(w place) error {
 		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{})
 		if err != nil {
