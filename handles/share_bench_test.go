@@ -5,7 +5,6 @@ package handles_test
 import (
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -157,50 +156,13 @@ func exportRaw(b *testing.B, buf *vmm.Buffer) (fds []*peer.FD, took time.Duratio
 }
 
 // importRaw is the driver calls of the importer alone.
-func (p *party) importRaw(ctx context.Context, n, chunk int) (took time.Duration, err error) {
+func (p *party) importRaw(ctx context.Context, chunk int) (time.Duration, error) {
 	m, err := p.conn.Receive(ctx)
 	if err != nil {
 		return 0, err
 	}
 	defer m.Close()
-	shareable := make([]driver.ShareableHandle, n)
-	for i, f := range m.FDs {
-		if err := f.Use(func(n int) error {
-			binary.NativeEndian.PutUint32(shareable[i][:], uint32(n))
-			return nil
-		}); err != nil {
-			return 0, err
-		}
-	}
-	if _, err := p.d.Context(); err != nil {
-		return 0, err
-	}
-	drv, size := core.SystemOf(p.d).Drv, uint64(chunk)
-	ok := func(r driver.Result) {
-		if r != driver.Success {
-			err = errors.Join(err, errors.New(r.String()))
-		}
-	}
-	at, r := drv.MemAddressReserve(uint64(n)*size, 0, 0)
-	ok(r)
-	mem := make([]driver.MemHandle, n)
-	access := []driver.AccessDesc{{Location: driver.Location{Type: driver.LocationDevice}, Flags: driver.AccessReadWrite}}
-	start := time.Now()
-	for i, s := range shareable {
-		mem[i], r = drv.MemImportFromShareableHandle(s, driver.HandlePosixFD)
-		ok(r)
-	}
-	for i, h := range mem {
-		ok(drv.MemMap(at+driver.Ptr(uint64(i)*size), size, 0, h))
-	}
-	ok(drv.MemSetAccess(at, uint64(n)*size, access))
-	took = time.Since(start)
-	ok(drv.MemUnmap(at, uint64(n)*size))
-	for _, h := range mem {
-		ok(drv.MemRelease(h))
-	}
-	ok(drv.MemAddressFree(at, uint64(n)*size))
-	return took, err
+	return peertest.ImportRaw(p.d, m.FDs, uint64(chunk))
 }
 
 // BenchmarkShareInOneProcess has both sides of a share in this process, so that its

@@ -157,7 +157,7 @@ func (p *party) obey(o order, r *report) (err error) {
 	case "close":
 		return p.buffers[o.Nth].Close()
 	case "import raw":
-		took, err := p.importRaw(ctx, o.N, o.Chunk)
+		took, err := p.importRaw(ctx, o.Chunk)
 		r.Nanos = int64(took)
 		return err
 	case "count":

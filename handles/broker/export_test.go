@@ -1,0 +1,14 @@
+package broker
+
+import (
+	"context"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// AttachKeeping is Attach of an object whose descriptors can be exported again.
+func (k *Client) AttachKeeping(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
+	return k.take(ctx, "broker.Client.AttachKeeping", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{ReadOnly: true, KeepDescriptors: true})
+}
