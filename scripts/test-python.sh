@@ -27,7 +27,8 @@ fi
 go build -o "$work/peer" ./python/tests/peer
 go build -o "$work" ./python/samples/embeddings ./python/samples/serve
 go build -tags cuvmm_fault_hook -buildmode=c-shared -o "$work/libcuvmm.so" ./cmd/libcuvmm
-export CUVMM_TEST_PEER=$work/peer CUVMM_TEST_SAMPLES=$work
+go build -C cmd/cuvmm -o "$work/cuvmm" .
+export CUVMM_TEST_COMMAND=$work/cuvmm CUVMM_TEST_PEER=$work/peer CUVMM_TEST_SAMPLES=$work
 cd python
 if command -v mypy >/dev/null; then
 	mypy --cache-dir "$work/mypy" cuvmm tests samples/*.py

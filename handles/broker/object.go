@@ -140,7 +140,7 @@ func (o *Object) describe(op string, f *peer.FD) error {
 	if err := o.manifest.UnmarshalBinary(text); err != nil {
 		return err
 	}
-	if o.manifest.Bytes > o.buffer.Len() {
+	if o.manifest.Bytes != o.buffer.Len() {
 		return errs.Peer(op, handles.ErrManifest, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(o.manifest.Bytes), errs.Bytes(o.buffer.Len())), "write the object anew")
 	}
 	o.tensors = o.manifest.ByName()
@@ -246,7 +246,7 @@ func (w *Writer) Buffer() *vmm.Buffer { return w.o.buffer }
 
 // Commit waits for the work on the streams, and then has the broker serve the object: from now on it
 // is attached by its name. What was not written by then never will be: the memory can only be read in
-// this process, too. The manifest says what is in it; nil says nothing. The object is the caller's,
+// this process, too. The manifest says what is in it, and has its size; nil says nothing. The object is the caller's,
 // as if it had been attached.
 //
 // After an error, other than ErrLost, Commit can be called again. If the context ends, the object may
@@ -261,8 +261,8 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 	if m == nil {
 		m = &handles.Manifest{Bytes: w.o.buffer.Len()}
 	}
-	if m.Bytes > w.o.buffer.Len() {
-		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(w.o.buffer.Len())), "describe what is there")
+	if m.Bytes != w.o.buffer.Len() {
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(w.o.buffer.Len())), "describe the whole object, or create one of that size")
 	}
 	text, err := m.MarshalBinary()
 	if err != nil {

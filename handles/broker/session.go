@@ -307,7 +307,7 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	}
 	b.mu.Lock()
 	o, err := b.books.seal(op, s.h, r.key)
-	if err == nil && o != nil && m.Bytes > o.memory.Length {
+	if err == nil && o != nil && m.Bytes != o.memory.Length {
 		o.sealing = false
 		err = errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(o.memory.Length)), "describe what is there")
 	}

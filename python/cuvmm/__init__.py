@@ -15,18 +15,20 @@ the array, and pass it to PyTorch or CuPy. The package needs the standard librar
 
 from ._driver import MemoryInfo, memory_info
 from .array import Array
+from .broker import Broker, Object, ObjectListing, Writer, attach, connect_broker, writer
 from .client import Client, Listing, connect
-from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DriverError, EndedError, Error, ExcludedError, FilesError, ForkedError, FormatError, GoneError,
-                     InUseError, IncompleteError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SupersededError,
-                     TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError)
+from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DriverError, EndedError, Error, ExcludedError, ExistsError, FilesError, ForkedError, FormatError, GoneError,
+                     InUseError, IncompleteError, LostError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SupersededError,
+                     TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, WritingError)
 from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
 from .server import FollowerStats, Publication, Rewrite, Server, take_over
 from .shared import Shared, empty, export
 from .weights import Shard, Tensor, Weights, load_file, tensors
 
-__all__ = ["AccessError", "ArgumentError", "Array", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "ExcludedError", "FilesError",
-           "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "MemoryInfo", "Message", "MismatchError", "MovedError",
-           "NotSupported", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError", "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError",
-           "SupersededError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout", "Weights", "WithdrawnError", "connect", "dial", "empty", "export", "inherit",
-           "load_file", "memory_info", "open_lease", "take_over", "tensors"]
+__all__ = ["AccessError", "ArgumentError", "Array", "Broker", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "ExcludedError",
+           "ExistsError", "FilesError", "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "LostError",
+           "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "Object", "ObjectListing", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError",
+           "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError", "SupersededError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",
+           "Weights", "WithdrawnError", "Writer", "WritingError", "attach", "connect", "connect_broker", "dial", "empty", "export", "inherit", "load_file", "memory_info", "open_lease",
+           "take_over", "tensors", "writer"]

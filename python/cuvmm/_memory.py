@@ -196,6 +196,12 @@ class Range:
                 self.detach(self._count)
             raise
 
+    def protect(self) -> None:
+        """Leaves the device read access alone. No work may write any more."""
+        self._flags = _driver.READ
+        access = _driver.Access(_driver.Location(_driver.DEVICE_LOCATION, self.device.handle), self._flags)
+        self.device.driver.call("cuMemSetAccess", self.address, self.mapped, byref(access), 1, what=f"device {self.device.ordinal}")
+
     def detach(self, keep: int) -> None:
         """Unmaps the chunks behind the first ``keep``. No work may use them any more."""
         self._count = min(self._count, keep)

@@ -33,7 +33,8 @@ _LIMITS = {"name": _NAME, "reason": _REASON}
 MAX_CHUNKS = 1 << 16
 MAX_BATCH = 64
 MAX_PUBLICATIONS = 2048
-_COUNTS = {("listing", "entries"): MAX_PUBLICATIONS, ("view", "chunks"): MAX_BATCH, ("follow", "chunks"): MAX_CHUNKS}
+MAX_OBJECTS = 512
+_COUNTS = {("objects", "entries"): MAX_OBJECTS, ("listing", "entries"): MAX_PUBLICATIONS, ("view", "chunks"): MAX_BATCH, ("follow", "chunks"): MAX_CHUNKS}
 DESCRIPTOR_HEADER = 76
 FABRIC_HANDLE = 64
 
@@ -42,7 +43,24 @@ def _shapes(*rows: Tuple[str, int, str, Layout]) -> Dict[int, Shape]:
     return {kind: Shape(name, kind, to, layout) for name, kind, to, layout in rows}
 
 
+_OBJECT: Layout = (("name", "text"), ("version", "u64"), ("bytes", "u64"), ("holders", "u32"), ("ephemeral", "bool"), ("pid", "u32"), ("uid", "u32"), ("since", "u64"))
+
 SHAPES: Dict[int, Shape] = _shapes(
+    ("join", 0xB101, "broker", (("client", "16 bytes"),)),
+    ("create", 0xB102, "broker",
+     (("number", "u32"), ("key", "16 bytes"), ("name", "text"), ("device", "16 bytes"), ("bytes", "u64"), ("ephemeral", "bool"), ("alone", "bool"))),
+    ("commit", 0xB103, "broker", (("number", "u32"), ("key", "16 bytes"))),
+    ("attach", 0xB104, "broker", (("number", "u32"), ("name", "text"), ("version", "u64"))),
+    ("hold", 0xB105, "broker", (("number", "u32"), ("key", "16 bytes"))),
+    ("release", 0xB106, "broker", (("number", "u32"), ("key", "16 bytes"))),
+    ("remove", 0xB107, "broker", (("number", "u32"), ("name", "text"), ("version", "u64"))),
+    ("list objects", 0xB108, "broker", (("number", "u32"),)),
+    ("await", 0xB109, "broker", (("number", "u32"), ("name", "text"))),
+    ("cancel", 0xB10A, "broker", (("number", "u32"),)),
+    ("object done", 0xB181, "holder", (("number", "u32"), ("version", "u64"))),
+    ("object denied", 0xB182, "holder", (("number", "u32"), ("cause", "u8"), ("reason", "text"))),
+    ("object", 0xB183, "holder", (("number", "u32"), ("key", "16 bytes"), *_OBJECT)),
+    ("objects", 0xB184, "holder", (("number", "u32"), ("last", "bool"), ("entries", _OBJECT))),
     ("list", 0xF101, "server", (("number", "u32"),)),
     ("follow", 0xF102, "server", 
      (("number", "u32"), ("access", "u8"), ("room", "u64"), ("publication", "16 bytes"), ("generation", "u64"), ("length", "u64"),

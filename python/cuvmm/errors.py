@@ -79,7 +79,7 @@ class PeerError(Error, PermissionError):
 
 
 class UnknownError(Error, LookupError):
-    """No publication, lease or follower of that name."""
+    """No publication, lease, follower, object or tensor of that name."""
 
 
 class AccessError(Error, PermissionError):
@@ -116,6 +116,18 @@ class SupersededError(Error):
 
 class UnfinishedError(GoneError):
     """The publisher ended before work that it had announced was done: elements that were shown do not count."""
+
+
+class WritingError(Error):
+    """Another process writes the object, and has not committed it."""
+
+
+class ExistsError(Error):
+    """There is an object of that name already."""
+
+
+class LostError(Error):
+    """The broker no longer has the object: it was removed, or keeper and broker ended."""
 
 
 class StalledError(Error, TimeoutError):

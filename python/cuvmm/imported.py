@@ -69,6 +69,16 @@ class Imported(OfProcess):
             at = self._range.address
             return Array(self._device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
 
+    def protect(self) -> None:
+        """Waits for all work of the device, and makes the memory read-only, also for arrays that are in use."""
+        self._check_process()
+        with self._lock:
+            if self._state is not State.OPEN:
+                raise ClosedError("the memory is closed")
+            self._device.synchronize()
+            self._range.protect()
+            self._write = False
+
     def close(self) -> None:
         """Waits for all work of the device and unmaps the memory. InUseError while arrays or tensors of it are in use. Idempotent."""
         if self._forked:

@@ -9,7 +9,7 @@ import json
 import mmap
 import os
 import threading
-from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from ._descriptor import TENSOR_ELEMENTS
 from ._driver import HostPin, Stream
@@ -73,7 +73,7 @@ class Shard(NamedTuple):
     ranks: int
 
 
-class _Placed(NamedTuple):
+class Placed(NamedTuple):
     """A tensor in memory, from byte ``offset`` on."""
 
     name: str
@@ -96,13 +96,12 @@ class Weights(Mapping[str, Tensor]):
     ``memory`` is that memory, which :meth:`Server.publish` takes, and ``manifest`` says where the tensors are.
     """
 
-    def __init__(self, memory: Shared, placed: Sequence[_Placed], metadata: Dict[str, str], owned: bool) -> None:
+    def __init__(self, memory: Shared, placed: Sequence[Placed], metadata: Dict[str, str], owned: bool) -> None:
         self.memory, self.metadata = memory, metadata
         self._placed, self._owned = {p.name: p for p in placed}, owned
 
     def __getitem__(self, name: str) -> Tensor:
-        p = self._placed[name]
-        return Tensor(self.memory.array, p.number, p.shape, p.offset)
+        return tensor(self.memory.array, self._placed[name])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._placed)
@@ -115,9 +114,7 @@ class Weights(Mapping[str, Tensor]):
 
     def manifest(self) -> bytes:
         """The names, types, shapes and offsets of the tensors, as followers in Go (handles.Manifest) and Python (:func:`tensors`) read them."""
-        ordered = sorted(self._placed.values(), key=lambda p: (p.offset, p.nbytes))
-        return json.dumps({"bytes": len(self.memory), "tensors": [
-            {"name": p.name, "element": TENSOR_ELEMENTS[p.number].name, "shape": list(p.shape), "offset": p.offset} for p in ordered]}).encode()
+        return manifest_of(len(self.memory), self._placed.values())
 
     def close(self) -> None:
         """Frees the memory, unless it was the caller's. InUseError while it is published, or tensors of it are in use. Idempotent."""
@@ -131,6 +128,33 @@ class Weights(Mapping[str, Tensor]):
         close_at_exit(self.close, error)
 
 
+def placed(like: Mapping[str, Any]) -> Tuple[bytes, int]:
+    """Lays out tensors in one piece of memory. Returns the manifest, and the size of the memory in bytes.
+
+    Each is anything with a ``dtype`` and a ``shape``, or a tuple of both.
+    """
+    rows, end = [], 0
+    for name, of in like.items():
+        dtype, shape = of if isinstance(of, tuple) else (of.dtype, of.shape)
+        named = str(dtype).rpartition(".")[2]
+        number = _NUMBERS.get({"float8_e4m3fn": "float8_e4m3"}.get(named, named))
+        if number is None or not isinstance(name, str) or not name:
+            raise ArgumentError(f"tensor {quoted(str(name))} of {dtype}", f"use a name, and one of {', '.join(_NUMBERS)}")
+        p = Placed(name, number, tuple(whole(n, "in a shape") for n in shape), -(-end // _ALIGN) * _ALIGN)
+        if min(p.shape, default=0) < 0:
+            raise ArgumentError(f"tensor {quoted(name)} of shape {p.shape}", "use lengths from 0")
+        rows.append(p)
+        end = p.offset + p.nbytes
+    end = max(end, 1)
+    return manifest_of(end, rows), end
+
+
+def manifest_of(nbytes: int, all: Iterable[Placed]) -> bytes:
+    ordered = sorted(all, key=lambda p: (p.offset, p.nbytes))
+    return json.dumps({"bytes": nbytes, "tensors": [
+        {"name": p.name, "element": TENSOR_ELEMENTS[p.number].name, "shape": list(p.shape), "offset": p.offset} for p in ordered]}).encode()
+
+
 def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
     """Returns the tensors of memory that another process publishes, by name. ``manifest`` is the text that came with it, which is checked.
 
@@ -138,6 +162,16 @@ def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
     """
     if memory.itemsize != 1:
         raise ArgumentError(f"an array of {memory.dtype}", "pass the array of bytes that the manifest came with")
+    return {p.name: tensor(memory, p) for p in parsed(memory.nbytes, manifest)}
+
+
+def tensor(memory: Array, p: Placed) -> Tensor:
+    """Returns the tensor of a place."""
+    return Tensor(memory, p.number, p.shape, p.offset)
+
+
+def parsed(nbytes: int, manifest: Any) -> List[Placed]:
+    """Checks a manifest of memory of a size, and returns its places in their order."""
 
     def bad(what: str) -> FormatError:
         return FormatError(f"a manifest with {what}", "the publisher is at fault")
@@ -148,9 +182,9 @@ def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
         raise bad(f"text that is none: {e}") from None
     if not isinstance(about, dict) or about.keys() != {"bytes", "tensors"}:
         raise bad("other fields")
-    if about["bytes"] != memory.nbytes:
-        raise bad(f"{about['bytes']!r} bytes, for memory of {memory.nbytes}")
-    found: Dict[str, Tensor] = {}
+    if about["bytes"] != nbytes:
+        raise bad(f"{about['bytes']!r} bytes, for memory of {nbytes}")
+    found: Dict[str, Placed] = {}
     end = 0
     if not isinstance(about["tensors"] or [], list):
         raise bad("tensors that are no list")
@@ -162,12 +196,12 @@ def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
             raise bad("a tensor without a name of its own")
         if number is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in [*shape, offset]):
             raise bad(f"tensor {quoted(name)} of another form")
-        p = _Placed(name, number, tuple(shape), offset)
-        if offset < end or offset + p.nbytes > memory.nbytes:
-            raise bad(f"tensor {quoted(name)} of {p.nbytes} bytes at {offset}, behind a tensor that ends at {end}, in memory of {memory.nbytes}")
+        p = Placed(name, number, tuple(shape), offset)
+        if offset < end or offset + p.nbytes > nbytes:
+            raise bad(f"tensor {quoted(name)} of {p.nbytes} bytes at {offset}, behind a tensor that ends at {end}, in memory of {nbytes}")
         end = offset + p.nbytes
-        found[name] = Tensor(memory, number, p.shape, offset)
-    return found
+        found[name] = p
+    return list(found.values())
 
 
 def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] = None, into: Optional[Shared] = None, threads: int = 0) -> Weights:
@@ -193,7 +227,7 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
         for t in sorted(chosen.values(), key=lambda t: (t.file.path, t.offset)):
             block = Block.of(t, _bounds(t, ... if parts is None else parts[t.name]))
             start = -(-end // _ALIGN) * _ALIGN
-            placed.append(_Placed(t.name, t.number, block.shape, start))
+            placed.append(Placed(t.name, t.number, block.shape, start))
             blocks.append((start, block))
             end = start + block.nbytes
         memory = empty(end, "uint8", device) if into is None else into

@@ -34,7 +34,7 @@ def to_fields(layout: Any, fields: Any) -> Any:
 class Vectors(unittest.TestCase):
     def test_every_message(self) -> None:
         seen = set()
-        for m in vectors("protocol.json")["messages"]:
+        for m in vectors("protocol.json")["messages"] + vectors("protocol.json")["objects"]:
             with self.subTest(m["message"]):
                 shape = _wire.SHAPES[m["kind"]]
                 self.assertEqual((shape.name, shape.to), (m["message"], m["to"]))

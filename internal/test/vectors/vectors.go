@@ -29,6 +29,8 @@ type Vectors struct {
 	Messages []Message
 	// Groups are the messages between the processes of a group.
 	Groups  []Message
+	// Objects are the messages between a broker and its clients.
+	Objects []Message
 	Packets []struct {
 		Packet string
 		Layout Layout

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,7 +19,7 @@ func TestTheDocumentHasTheVectors(t *testing.T) {
 		require.NoError(t, err)
 	}
 	all := Read(t)
-	for _, v := range append(all.Messages, all.Groups...) {
+	for _, v := range slices.Concat(all.Messages, all.Groups, all.Objects) {
 		t.Run(v.Message, func(t *testing.T) {
 			form := v.Layout.String()
 			if form == "" {

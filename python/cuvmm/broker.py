@@ -1,0 +1,463 @@
+"""Memory that outlives the processes that write it: objects of a broker (``cuvmm serve``), as tensors by name."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+
+from . import _driver, _wire
+from ._conn import TIMEOUT, close_all
+from ._descriptor import TENSOR_ELEMENTS
+from ._process import OfProcess
+from .array import close_at_exit
+from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
+                     TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
+from .imported import Channel, Imported, dial
+from .weights import Placed, Tensor, parsed, placed, tensor
+
+T = TypeVar("T")
+
+#: The kinds of a denied request, by their numbers.
+_STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_MAX_MANIFEST = 64 << 20
+_FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
+
+
+class ObjectListing(NamedTuple):
+    """An object of a broker. ``version`` is 0 while it is written, and higher for each commit; ``pid`` and ``uid`` are its writer's."""
+
+    name: str
+    version: int
+    nbytes: int
+    holders: int
+    ephemeral: bool
+    pid: int
+    uid: int
+    since: float
+
+
+def _listing(e: Mapping[str, Any]) -> ObjectListing:
+    return ObjectListing(e["name"], e["version"], e["bytes"], e["holders"], e["ephemeral"], e["pid"], e["uid"], e["since"] / 1e9)
+
+
+def default_socket() -> str:
+    """The path at which ``cuvmm serve`` listens unless it is told otherwise."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    return os.path.join(runtime, "cuvmm", "broker") if runtime else os.path.join(os.environ.get("TMPDIR") or "/tmp", f"cuvmm-{os.getuid()}", "broker")
+
+
+class _Tensors(Mapping[str, Tensor]):
+    """The tensors in memory, by name."""
+
+    memory: Imported
+    _placed: Dict[str, Placed]
+
+    def __getitem__(self, name: str) -> Tensor:
+        return tensor(self.memory.array, self._placed[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._placed)
+
+    def __len__(self) -> int:
+        return len(self._placed)
+
+
+class Object(_Tensors):
+    """An object that this process has mapped: its tensors by name, read-only. Close it after they are deleted.
+
+    ``memory`` is the memory, an :class:`Imported`, and ``about`` describes the object as of when it was mapped.
+    """
+
+    def __init__(self, broker: "Broker", key: bytes, about: ObjectListing, memory: Imported, manifest: bytes) -> None:
+        self._broker, self._key, self._lost = broker, key, ""
+        self.about, self.memory = about, memory
+        self._placed = {p.name: p for p in parsed(len(memory), manifest)} if manifest else {}
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Object {quoted(self.about.name)}, version {self.about.version}, of {counted(len(self), 'tensor')}>"
+
+    def check(self) -> None:
+        """LostError once a broker that this process came back to does not have the object. The memory stays as it is."""
+        if self._lost:
+            raise LostError(self._lost, "close it when it is no longer needed, and attach it anew")
+
+    def close(self) -> None:
+        """Waits for all work of the device, unmaps the memory and tells the broker. InUseError while tensors of it are in use. Idempotent."""
+        self.memory.close()
+        self._broker._let_go(self)
+
+    def __enter__(self) -> "Object":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        close_at_exit(self.close, error)
+
+
+class Writer(_Tensors):
+    """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up."""
+
+    def __init__(self, o: Object, manifest: bytes) -> None:
+        self._object, self._manifest, self._committed = o, manifest, False
+        self.memory = o.memory
+        self._placed = {p.name: p for p in parsed(len(o.memory), manifest)}
+
+    def commit(self) -> Object:
+        """Waits for all work of the device, makes the memory read-only and has the broker serve the object, which is the caller's to close.
+
+        After an error other than LostError it can be called again.
+        """
+        if self._committed:
+            raise InUseError("an object that is committed", "write another")
+        self.memory.protect()
+        fd = os.memfd_create("cuvmm manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            with open(fd, "wb", closefd=False) as f:
+                f.write(self._manifest)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            version = self._object._broker._commit(self._object, fd)
+        finally:
+            os.close(fd)
+        o = self._object
+        o.about = o.about._replace(version=version)
+        o._placed, self._committed = self._placed, True
+        return o
+
+    def close(self) -> None:
+        """Gives the object up, unless it was committed. InUseError while tensors of it are in use."""
+        if not self._committed:
+            self._object.close()
+
+    def __enter__(self) -> "Writer":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        if error is not None:
+            close_at_exit(self.close, error)
+        elif not self._committed:
+            close_at_exit(self.commit().close, None)
+
+
+class Broker(OfProcess):
+    """A connection to a broker, which goes on with the next one when one ends. All methods are safe for use by any thread. Close it last."""
+
+    def __init__(self, path: str, timeout: float, uid: Optional[int], first: Channel) -> None:
+        self._path, self._timeout, self._uid = path, timeout, uid
+        self._id = os.urandom(16)
+        self._lock = threading.RLock()  # of all that follows; reentrant, since the collector may close objects in any call
+        self._channel: Optional[Channel] = None
+        self._number = 0
+        self._held: Dict[bytes, List[Object]] = {}
+        self._loose: Dict[bytes, None] = {}  # keys that this client may hold without knowing
+        self._closed = False
+        self._join(first)
+        self._watch = threading.Thread(target=self._come_back, name="cuvmm broker", daemon=True)
+        self._watch.start()
+
+    def __enter__(self) -> "Broker":
+        return self
+
+    def __exit__(self, _: object, error: object, __: object) -> None:
+        close_at_exit(self.close, error)
+
+    def close(self) -> None:
+        """Disconnects. InUseError while objects or writers are open. Idempotent."""
+        if self._forked:
+            return
+        with self._lock:
+            if self._held:
+                name = next(iter(self._held.values()))[0].about.name
+                raise InUseError(f"{counted(len(self._held), 'open object')}, such as {quoted(name)}", "close them first")
+            self._closed = True
+            if self._channel is not None:
+                self._channel.close()
+
+    def attach(self, name: str, device: int = 0, *, version: int = 0, wait: bool = False, timeout: Optional[float] = None) -> Object:
+        """Maps an object on a device, read-only: the newest version, or ``version``.
+
+        UnknownError if there is none; WritingError while it is written, unless ``wait``. ``timeout`` limits the wait, in seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            try:
+                return self._take("attach", device, False, {"name": _named(name), "version": whole(version, "as a version")})
+            except WritingError:
+                if not wait:
+                    raise
+                self._await(name, until)
+
+    def writer(self, name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False) -> Writer:
+        """Makes an object for this process to write. Nobody sees it before it is committed, and nobody ever does if this process ends before.
+
+        ``like`` says which tensors it has: anything with a ``dtype`` and a ``shape``, such as a ``state_dict``, or tuples of both. An
+        ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written.
+        """
+        manifest, nbytes = placed(like)
+        dev = _driver.device(device)
+        o = self._take("create", device, True, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": nbytes,
+                                                "ephemeral": bool(ephemeral), "alone": bool(alone)})
+        return Writer(o, manifest)
+
+    def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False) -> Object:
+        """Attaches an object, or has this process write it: of all that ask at the same time one fills it, and the others wait for it.
+
+        They take its place if it fails or ends. ``fill`` writes the tensors of the writer; they are committed when it returns.
+        """
+        while True:
+            try:
+                return self.attach(name, device, wait=True)
+            except UnknownError:
+                pass
+            try:
+                w = self.writer(name, like, device, ephemeral=ephemeral, alone=True)
+            except (ExistsError, WritingError):
+                continue
+            try:
+                fill(w)
+                return w.commit()
+            except BaseException as e:
+                close_at_exit(w.close, e)
+                raise
+
+    def list(self) -> List[ObjectListing]:
+        """The objects that this process may read, also those that are being written."""
+        return self._request(self._list)
+
+    def remove(self, name: str, version: int = 0) -> None:
+        """Ends the objects of a name, or one version: nobody attaches them any more. Their memory is free when no process has it mapped."""
+        self._request(lambda ch: self._ask(ch, "remove", {"name": _named(name), "version": whole(version, "as a version")}))
+
+    def _list(self, ch: Channel) -> List[ObjectListing]:
+        said, fields, _ = self._ask(ch, "list objects", {})
+        found = [_listing(e) for e in fields["entries"]]
+        while not fields["last"]:
+            said, fields, _ = self._reply(ch)
+            found += [_listing(e) for e in fields["entries"]]
+        return found
+
+    def _commit(self, o: Object, manifest: int) -> int:
+        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o._key}, [manifest]))
+        return int(fields["version"])
+
+    def _take(self, request: str, device: int, write: bool, fields: Dict[str, Any]) -> Object:
+        """Has the broker give an object, and maps it."""
+
+        def give(ch: Channel) -> Object:
+            said, got, files = self._ask(ch, request, fields)
+            try:
+                if said != "object":
+                    raise ProtocolError(f"{said}, where an object was to come")
+                self._loose[got["key"]] = None
+                memory = ch.receive(device, write=write, timeout=self._timeout)
+                try:
+                    o = Object(self, got["key"], _listing(got), memory, _read_sealed(files))
+                except BaseException:
+                    memory.close()
+                    raise
+            finally:
+                close_all(files)
+            self._held.setdefault(o._key, []).append(o)
+            del self._loose[o._key]
+            return o
+
+        return self._request(give)
+
+    def _let_go(self, o: Object) -> None:
+        if self._forked:
+            return
+        with self._lock:
+            of = self._held.get(o._key, [])
+            if o not in of:
+                return
+            of.remove(o)
+            if of:
+                return
+            del self._held[o._key]
+            self._loose[o._key] = None
+            if self._channel is not None:
+                try:
+                    self._release(self._channel)
+                except Error:
+                    self._drop()  # the next broker is told
+
+    def _release(self, ch: Channel) -> None:
+        for key in list(self._loose):
+            if key not in self._held:
+                self._ask(ch, "release", {"key": key})
+            del self._loose[key]
+
+    def _request(self, do: "Callable[[Channel], T]") -> "T":
+        """Does something on the connection, and again on the next one if it ended."""
+        self._check_process()
+        while True:
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the connection to the broker is closed")
+                ch = self._channel
+                if ch is not None:
+                    try:
+                        result = do(ch)
+                        self._release(ch)  # what could not be mapped
+                        return result
+                    except (GoneError, ProtocolError):
+                        self._drop()
+                    except _Denied as e:
+                        raise e.error from None
+                    except Error:
+                        raise  # of this side: the broker's reply was read whole
+                    except BaseException:
+                        self._drop()  # Ctrl-C: a reply may be on its way
+                        raise
+            time.sleep(_FIRST_PAUSE)
+
+    def _ask(self, ch: Channel, message: str, fields: Dict[str, Any], files: Sequence[int] = ()) -> "Tuple[str, Dict[str, Any], List[int]]":
+        self._number += 1
+        kind, body = _wire.encode(message, {"number": self._number, **fields})
+        ch.send(kind, body, files)
+        return self._reply(ch)
+
+    def _reply(self, ch: Channel) -> "Tuple[str, Dict[str, Any], List[int]]":
+        m = ch.message()
+        try:
+            said, fields = _wire.decode(m.kind, m.body, "holder")
+            if fields["number"] != self._number or len(m.files) > (said == "object"):
+                raise ProtocolError(f"{said} to request {fields['number']} with {counted(len(m.files), 'file')}, where {self._number} is the request")
+        except BaseException:
+            close_all(m.files)
+            raise
+        if said == "object denied":
+            kind = _STATUSES[fields["cause"]] if fields["cause"] < len(_STATUSES) else RefusedError
+            raise _Denied(kind(f"the broker refused: {quoted(fields['reason'])}"))
+        return said, fields, m.files
+
+    def _await(self, name: str, until: Optional[float]) -> None:
+        """Waits until a name can be attached or nobody writes it, on a connection of its own."""
+        with dial(self._path, self._timeout, uid=self._uid) as ch:
+            ch.send(*_wire.encode("join", {"client": os.urandom(16)}))
+            ch.send(*_wire.encode("await", {"number": 1, "name": name}))
+            try:
+                m = ch.message(None if until is None else until - time.monotonic())
+            except GoneError:
+                time.sleep(_FIRST_PAUSE)
+                return
+            close_all(m.files)
+
+    def _join(self, ch: Channel) -> None:
+        """Tells a broker who this is, and what it holds."""
+        ch.send(*_wire.encode("join", {"client": self._id}))
+        self._release(ch)
+        for key, of in self._held.items():
+            try:
+                self._ask(ch, "hold", {"key": key})
+            except _Denied as e:
+                if not isinstance(e.error, LostError):
+                    raise e.error from None
+                for o in of:
+                    o._lost = str(e.error)
+        self._channel = ch
+
+    def _drop(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def _come_back(self) -> None:
+        """Connects again whenever a connection has ended."""
+        pause = _FIRST_PAUSE
+        while not self._closed:
+            ch = self._channel
+            if ch is not None and not _hung_up(ch):
+                pause = _FIRST_PAUSE
+                continue
+            with self._lock:
+                if self._closed:
+                    return
+                if self._channel is ch:
+                    self._drop()
+                try:
+                    self._join(dial(self._path, self._timeout, uid=self._uid))
+                    continue
+                except Error:
+                    self._drop()
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_PAUSE)
+
+
+class _Denied(Exception):
+    def __init__(self, error: Error) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _hung_up(ch: Channel) -> bool:
+    """Waits a moment for the end of a connection."""
+    p = select.poll()
+    try:
+        p.register(ch._conn._socket.fileno(), select.POLLRDHUP)
+    except (ValueError, OSError):
+        return True
+    return bool(p.poll(_TICK))
+
+
+def _named(name: str) -> str:
+    if not name or len(name.encode()) > 255:
+        raise ArgumentError(f"the name {quoted(name)}", "use 1 to 255 bytes of UTF-8")
+    return name
+
+
+def _read_sealed(files: Sequence[int]) -> bytes:
+    """Returns a manifest's text, or nothing if the object is being written."""
+    if not files:
+        return b""
+    try:
+        sealed = fcntl.fcntl(files[0], fcntl.F_GET_SEALS) & _SEALS == _SEALS
+    except OSError:
+        sealed = False
+    if not sealed:
+        raise FormatError("a manifest that is no sealed memory file", "the broker is at fault")
+    size = os.fstat(files[0]).st_size
+    if size > _MAX_MANIFEST:
+        raise TooLargeError(f"a manifest of {size} bytes, where {_MAX_MANIFEST} are the most", "divide the object")
+    text = b""
+    while len(text) < size:
+        text += os.pread(files[0], size - len(text), len(text))
+    return text
+
+
+def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[int] = None, wait: bool = False) -> Broker:
+    """Connects to the broker at a socket, by default that of ``cuvmm serve``. With ``wait`` it waits for one to serve it, for ``timeout`` seconds at most."""
+    path = os.path.abspath(path or default_socket())
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return Broker(path, timeout, uid, dial(path, timeout, uid=uid))
+        except (GoneError, OSError, Error) as e:
+            if not wait or not isinstance(e, (GoneError, FileNotFoundError, UnknownError)) or time.monotonic() > until:
+                raise
+        time.sleep(_FIRST_PAUSE)
+
+
+_default_lock = threading.Lock()
+_default: Optional[Broker] = None
+
+
+def _broker() -> Broker:
+    global _default
+    with _default_lock:
+        if _default is None or _default._forked:
+            _default = connect_broker()
+        return _default
+
+
+def attach(name: str, device: int = 0, *, version: int = 0, wait: bool = False, timeout: Optional[float] = None) -> Object:
+    """:meth:`Broker.attach` by the default broker's socket, to which the process stays connected."""
+    return _broker().attach(name, device, version=version, wait=wait, timeout=timeout)
+
+
+def writer(name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False) -> Writer:
+    """:meth:`Broker.writer` by the default broker's socket, to which the process stays connected."""
+    return _broker().writer(name, like, device, ephemeral=ephemeral, alone=alone)

@@ -1,0 +1,139 @@
+"""Objects of a broker, beside cuvmm serve."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from typing import List, Optional
+
+import cuvmm
+
+from .support import DriverTest, await_that, environment, lacks
+
+LIKE = {"layer.0.w": ("float32", (2, 3)), "layer.0.b": ("bfloat16", (3,)), "scalar": ("uint8", ())}
+
+
+def put(t: cuvmm.Tensor, value: bytes) -> None:
+    """Fills a tensor with bytes, as a framework would."""
+    raw = ctypes.create_string_buffer(value, len(value))
+    with t._device.current() as d:
+        d.call("cuMemcpyHtoDAsync_v2", t.ptr, ctypes.addressof(raw), len(value), None)
+    t._device.synchronize()
+
+
+class BrokerTest(DriverTest):
+    process: "subprocess.Popen[str]"
+
+    def setUp(self) -> None:
+        super().setUp()
+        command = os.environ.get("CUVMM_TEST_COMMAND")
+        if not command:
+            lacks("CUVMM_TEST_COMMAND, the program cuvmm (scripts/test-python.sh builds it)")
+        self.socket = os.path.join(self.folder, "s", "broker")
+        self.process = subprocess.Popen([command, "serve", "-socket", self.socket, "-return", "200ms"], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.addCleanup(self.end)
+
+    def end(self) -> None:
+        self.process.terminate()
+        _, said = self.process.communicate(timeout=60)
+        self.assertEqual(self.process.returncode, 0, said)
+
+    def connect(self) -> cuvmm.Broker:
+        b = cuvmm.connect_broker(self.socket, 60, wait=True)
+        self.addCleanup(b.close)
+        return b
+
+    def broker_pid(self) -> Optional[int]:
+        for task in os.listdir(f"/proc/{self.process.pid}/task"):
+            with open(f"/proc/{self.process.pid}/task/{task}/children") as f:
+                children = f.read().split()
+            if children:
+                return int(children[0])
+        return None
+
+    def test_tensors_outlive_their_writer_and_the_broker(self) -> None:
+        b = self.connect()
+        with self.assertRaises(cuvmm.UnknownError):
+            b.attach("model")
+        with b.writer("model", LIKE) as w:
+            self.assertEqual(list(w), list(LIKE))
+            with self.assertRaises(cuvmm.WritingError):
+                b.attach("model")
+            put(w["layer.0.w"], bytes(range(24)))
+        other = self.connect()
+        for kill in (False, True):
+            with other.attach("model") as o:
+                t = o["layer.0.w"]
+                self.assertEqual((t.shape, t.dtype, t.readonly), ((2, 3), "float32", True))
+                self.assertEqual(o["layer.0.b"].dtype, "bfloat16")
+                self.assertEqual((o.about.name, o.about.pid, o.about.version > 0), ("model", os.getpid(), True))
+                back = o.memory.array[0:24].tolist()
+                self.assertEqual(back, list(range(24)))
+                del t, back
+            if not kill:
+                pid = self.broker_pid()
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+        self.assertEqual([x.name for x in other.list()], ["model"])
+        other.remove("model")
+        with self.assertRaises(cuvmm.UnknownError):
+            other.remove("model")
+        self.assertEqual(other.list(), [])
+
+    def test_what_is_not_committed_is_never_seen(self) -> None:
+        b = self.connect()
+        with self.assertRaises(ZeroDivisionError):
+            with b.writer("model", LIKE):
+                raise ZeroDivisionError
+        with self.assertRaises(cuvmm.UnknownError):
+            b.attach("model", wait=True)
+        w = b.writer("model", LIKE)
+        with self.assertRaises(cuvmm.WritingError):
+            b.writer("model", LIKE, alone=True)
+        with self.assertRaises(cuvmm.InUseError):
+            b.close()
+        with self.assertRaises(cuvmm.WaitTimeout):
+            b.attach("model", wait=True, timeout=0.05)
+        o = w.commit()
+        with self.assertRaises(cuvmm.InUseError):
+            w.commit()
+        with self.assertRaises(cuvmm.ExistsError):
+            b.writer("model", LIKE, alone=True)
+        w.close()
+        self.assertEqual(len(o), 3)
+        o.close()
+        o.close()
+        for like in ({"w": ("quaternion", (1,))}, {"": ("uint8", (1,))}, {"w": ("uint8", (-1,))}):
+            with self.assertRaises(cuvmm.ArgumentError):
+                b.writer("model", like)
+
+    def test_one_fills_and_others_attach(self) -> None:
+        a, b = self.connect(), self.connect()
+        filled: List[cuvmm.Writer] = []
+
+        def broken(w: cuvmm.Writer) -> None:
+            raise ZeroDivisionError
+
+        with self.assertRaises(ZeroDivisionError):
+            a.ensure("model", LIKE, broken)
+        with a.ensure("model", LIKE, filled.append) as first, b.ensure("model", LIKE, filled.append) as second:
+            self.assertEqual(first.about.version, second.about.version)
+        self.assertEqual(len(filled), 1)
+
+    def test_an_ephemeral_object_waits_for_its_holder(self) -> None:
+        b = self.connect()
+        w = b.writer("cache", LIKE, ephemeral=True)
+        o = w.commit()
+        for _ in range(2):
+            pid = self.broker_pid()
+            assert pid is not None
+            os.kill(pid, signal.SIGKILL)
+            await_that(lambda: self.broker_pid() not in (None, pid), "another broker")
+            time.sleep(0.5)  # beyond the time to return
+            self.assertEqual([x.holders for x in b.list()], [1])
+            o.check()
+        o.close()
+        self.assertEqual(b.list(), [])
