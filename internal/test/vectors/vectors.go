@@ -28,7 +28,7 @@ var hostile []byte
 type Vectors struct {
 	Messages []Message
 	// Groups are the messages between the processes of a group.
-	Groups  []Message
+	Groups []Message
 	// Objects are the messages between a broker and its clients.
 	Objects []Message
 	Packets []struct {
