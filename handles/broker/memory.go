@@ -41,6 +41,9 @@ func deviceOf(op string, sys *cuda.System, id cuda.UUID) (*cuda.Device, error) {
 
 // layout returns the sizes of the chunks that makeMemory makes.
 func layout(op string, d *cuda.Device, bytes int) (sizes []int, prop driver.AllocationProp, err error) {
+	if total := d.TotalMemory(); bytes > total {
+		return nil, prop, errs.Peer(op, cuda.ErrOutOfMemory, fmt.Sprintf("%s on %v, which has %s", errs.Bytes(bytes), d, errs.Bytes(total)), "divide the object among devices")
+	}
 	prop, gran, err := memspec.Resolve(op, d, vmm.Properties{Handles: vmm.PosixFD})
 	if err != nil {
 		return nil, prop, err
