@@ -22,6 +22,7 @@ var sample = app.Sample{
 	Name:    "20-kv-pages",
 	Shows:   "sequences with contiguous addresses in a cache of pages: shared, recycled, evicted",
 	Machine: sim.Options{Devices: []sim.DeviceOptions{{Granularity: 64 << 10}}},
+	Next:    "21-broker: weights that outlive the engine that loaded them",
 	Run:     func(e *app.Env) error { return (&cache{Env: e}).run() },
 }
 

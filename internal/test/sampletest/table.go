@@ -277,6 +277,17 @@ var table = map[string]row{
 		faultsOn:  smallPages,
 		faultArgs: []string{"-tokens", "4000"},
 	},
+	"21-broker": {
+		runs: []run{
+			{args: []string{"-driver", "sim"},
+				says:  []string{"killed the engine", "verified   both engines answered from the same weights"},
+				times: map[string]int{`engine     process \d+ loaded the weights, 67108864 bytes`: 1, `engine     process \d+ found the weights that process \d+ loaded`: 1}},
+			{args: []string{"-driver", "sim", "-size", "1"}, says: []string{"verified"}},
+			{args: []string{"-driver", "real"}, gpu: true, says: []string{"verified"}},
+			{args: []string{"-driver", "sim", "-size", "0"}, fails: "size"},
+			{args: []string{"a", "b"}, fails: "argument"},
+		},
+	},
 }
 
 // smallPages is a machine whose pages have 64 KiB, and memory that nothing was written to no zeros.
