@@ -1,9 +1,10 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
 // measures what the driver's calls cost, map draws the GPU address space of a process, top
-// lists the processes that use GPUs, serve keeps memory for processes that come and go, load checks files of tensors and measures how fast they are
-// loaded, replay and generate measure the pool with
-// allocation traces, and version says which cuvmm it is. It runs without a GPU, too.
+// lists the processes that use GPUs, serve keeps memory for processes that come and go,
+// sleep takes a process off the GPUs and wake puts it back, load checks files of tensors and
+// measures how fast they are loaded, replay and generate measure the pool with allocation
+// traces, and version says which cuvmm it is. It runs without a GPU, too.
 package main
 
 import (
@@ -46,6 +47,8 @@ func commands() []command {
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
 		{"serve", "keeps memory for processes that come and go", serveUsage, 0, serveObjects},
+		{"sleep", "takes a process off the GPUs, with its memory and contexts", sleepUsage, 1, sleepCommand},
+		{"wake", "puts a process back that sleeps", wakeUsage, 1, wakeCommand},
 		{"load", "checks files of tensors, and measures how fast they are loaded", loadUsage, math.MaxInt, loadFiles},
 		{"replay", "replays allocation traces through the pool: memory and time", pooltrace.ReplayUsage, math.MaxInt, traces(pooltrace.Replay)},
 		{"generate", "lists the generated traces, and writes them to a folder", pooltrace.GenerateUsage, math.MaxInt, traces(pooltrace.Generate)},
@@ -107,8 +110,11 @@ func runCommand(args []string, out, complaints io.Writer, h host) (int, error) {
 		}
 		return exitOK, nil
 	}
-	if args[0] == importTrial {
+	switch args[0] {
+	case importTrial:
 		return importInChild(args[1:], out, complaints, h), nil
+	case sleepHelper:
+		return helpToSleep(args[1:], out, complaints, h), nil
 	}
 	all := append(commands(), command{brokerRole, "", "", 0, runBroker})
 	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })

@@ -64,3 +64,34 @@ func ExampleHandler() {
 	// Output:
 	// 200 OK application/json
 }
+
+// A program that can be taken off the GPU stops its work when it is asked to.
+func ExampleOfferSleep() {
+	folder, err := os.MkdirTemp("", "example")
+	check(err)
+	defer os.RemoveAll(folder)
+	check(os.Setenv("XDG_RUNTIME_DIR", folder))
+	sys, err := auto.Open(auto.Options{Driver: auto.Software})
+	check(err)
+	defer sys.Close()
+	offered, err := serve.OfferSleep(sys, serve.SleepOptions{
+		Before: func(context.Context) error { fmt.Println("no more requests"); return nil },
+		After:  func(context.Context) error { fmt.Println("requests are served again"); return nil },
+	})
+	check(err)
+	defer offered.Close()
+
+	// Another process: cuvmm sleep makes these requests, and has the driver take the rest.
+	found, err := serve.Find(context.Background())
+	check(err)
+	blockers, err := found[0].Prepare(context.Background())
+	check(err)
+	_, err = found[0].Suspend(context.Background())
+	check(err)
+	fmt.Println(len(blockers), "things keep it awake")
+	check(found[0].Wake(context.Background()))
+	// Output:
+	// no more requests
+	// 0 things keep it awake
+	// requests are served again
+}

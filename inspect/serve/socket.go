@@ -42,15 +42,16 @@ var serials atomic.Int64
 // Offer serves [Handler] on a new socket in [Folder], for programs of the same user such
 // as cuvmm map and cuvmm top. It works on Linux; elsewhere it returns
 // cuda.ErrNotSupported.
-func Offer(sys *cuda.System) (*Offered, error) {
-	const op = "serve.Offer"
+func Offer(sys *cuda.System) (*Offered, error) { return offer("serve.Offer", Handler(sys)) }
+
+func offer(op string, handler http.Handler) (*Offered, error) {
 	folder := Folder()
 	dir, err := private(folder, true)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	o := &Offered{dir: dir, done: make(chan struct{}),
-		server: &http.Server{Handler: Handler(sys), ReadHeaderTimeout: time.Minute}}
+		server: &http.Server{Handler: handler, ReadHeaderTimeout: time.Minute}}
 	var l net.Listener
 	for {
 		name := fmt.Sprintf("%d-%d.sock", os.Getpid(), serials.Add(1))
@@ -201,19 +202,24 @@ func (s Socket) snapshot(ctx context.Context, name string, read func(io.Reader) 
 
 // Get fetches a path of Handler. The caller closes the body.
 func (s Socket) Get(ctx context.Context, name string) (body io.ReadCloser, err error) {
+	return s.ask(ctx, "serve.Socket.Get", http.MethodGet, name)
+}
+
+// ask makes a request. The caller closes the body.
+func (s Socket) ask(ctx context.Context, op, method, name string) (body io.ReadCloser, err error) {
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return s.dial(ctx) }}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://process/"+name, http.NoBody)
+	request, err := http.NewRequestWithContext(ctx, method, "http://process/"+name, http.NoBody)
 	if err != nil {
-		return nil, fmt.Errorf("serve.Socket.Get: %w", err)
+		return nil, fmt.Errorf("%s: %w", op, err)
 	}
 	response, err := transport.RoundTrip(request)
 	if err != nil {
-		return nil, fmt.Errorf("serve.Socket.Get: process %d: %w", s.PID, err)
+		return nil, fmt.Errorf("%s: process %d: %w", op, s.PID, err)
 	}
 	if response.StatusCode != http.StatusOK {
 		why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // as far as it goes
 		_ = response.Body.Close()
-		return nil, fmt.Errorf("serve.Socket.Get: process %d: %s: %s", s.PID, response.Status, strings.TrimSpace(string(why)))
+		return nil, fmt.Errorf("%s: process %d: %s: %s", op, s.PID, response.Status, strings.TrimSpace(string(why)))
 	}
 	return response.Body, nil
 }
