@@ -291,7 +291,7 @@ func ExampleSparse() {
 func ExampleBudget() {
 	sys, dev := opened()
 	defer sys.Close()
-	limit := cuda.NewBudget(1<<30, cuda.BudgetOptions{Name: "tenant"})
+	limit := cuda.NewBudget(1<<30, cuda.BudgetOptions{Name: "example tenant"})
 	buffer, err := vmm.NewBuffer(dev, vmm.BufferOptions{Name: "cache", Chunks: vmm.FixedChunks(2 << 20), Budget: limit})
 	check(err)
 	defer buffer.Close()
@@ -299,7 +299,7 @@ func ExampleBudget() {
 
 	s, err := inspect.Take(sys)
 	check(err)
-	budget := s.Budgets[slices.IndexFunc(s.Budgets, func(b inspect.Budget) bool { return b.Name == "tenant" })]
+	budget := s.Budgets[slices.IndexFunc(s.Budgets, func(b inspect.Budget) bool { return b.Name == "example tenant" })]
 	show := func(u inspect.BudgetUse) { fmt.Println(u.Kind, u.Name, u.Committed>>20, "MiB") }
 	fmt.Println(budget.Committed>>20, "of", budget.Limit>>20, "MiB")
 	show(budget.Owners[0])
