@@ -86,12 +86,16 @@ func ExampleOfferSleep() {
 	check(err)
 	blockers, err := found[0].Prepare(context.Background())
 	check(err)
-	_, err = found[0].Suspend(context.Background())
+	show := func(b serve.Blocker) { fmt.Println(b.What+":", b.Remedy) }
+	for _, b := range blockers {
+		show(b)
+	}
+	bytes, err := found[0].Suspend(context.Background())
 	check(err)
-	fmt.Println(len(blockers), "things keep it awake")
+	fmt.Println(bytes, "bytes were given back")
 	check(found[0].Wake(context.Background()))
 	// Output:
 	// no more requests
-	// 0 things keep it awake
+	// 0 bytes were given back
 	// requests are served again
 }
