@@ -134,6 +134,8 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 		return err
 	case uint64(length) < shown:
 		return errs.PeerInvalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Shrink, also after a Resize to less than what is shown")
+	case uint64(length) != shown && p.turns:
+		return p.sameHalves(op, length)
 	}
 	// Held first, so that the viewed chunks stay in the buffer.
 	bytes := uint64(length) * p.unit
@@ -249,7 +251,14 @@ const mostWarned = 4
 
 // write makes the followers' words read the next generation, in their turn.
 func (p *Publication) write(op string, followers []*replicator) error {
-	p.used++
+	switch {
+	case !p.turns:
+		p.spend()
+	case p.rewriting == open: // the other half
+		p.spendLike(p.view.generation + 1)
+	default:
+		p.spendLike(p.view.generation)
+	}
 	for _, f := range followers {
 		if err := p.timeline.write(op, f.slot, completeWord, p.used); err != nil {
 			return err
@@ -338,7 +347,9 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	if err != nil {
 		return gone, lost, nil, err
 	}
-	if shown := p.view.length; uint64(length) > shown {
+	if shown := p.view.length; p.turns {
+		return gone, lost, nil, p.sameHalves(op, length)
+	} else if uint64(length) > shown {
 		return gone, lost, nil, errs.PeerInvalid(op, fmt.Sprintf("a length of %d, where %d is shown", length, shown), "use Announce")
 	}
 	if gone, err = cut.Shrink(bytes, streams); err != nil {
@@ -402,8 +413,12 @@ func (p *Publication) show(v view, mem share.View) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	less := v.length < p.view.length
+	turned := p.turnTo(v.generation)
 	p.view, p.mem = v, mem
 	p.tellAll() // before anything of the view is sent
+	if turned {
+		p.noteReaders()
+	}
 	for f := range p.followers {
 		if less {
 			f.progress.lower(v.length)

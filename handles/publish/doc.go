@@ -57,8 +57,11 @@
 //	valid := follower.Intact(generation)
 //	check(follower.Release(reader))
 //
-// Followers may skip generations: the last counts. To have a readable version at any time,
-// publish two arrays and rewrite them in turn.
+// Followers may skip generations: the last counts.
+//
+// Between Rewrite and Announce followers have nothing to begin to read. A publisher that has room
+// for two versions announces both as the halves of one array, and rewrites them in turn
+// ([RewriteOptions].Turn, [HalfOf]): then one of them can be read at any time.
 //
 // # Trust
 //

@@ -34,7 +34,7 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 
 // nextInTurn is next for the one caller at a time that has nexts.
 func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.Stream) error {
-	for waits := false; ; {
+	for released := false; ; {
 		c, changed, err := f.candidate(streams)
 		switch {
 		case err != nil:
@@ -44,6 +44,15 @@ func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.St
 				f.lengths.Give()
 			}
 			return err
+		case !released && (c.generation == 0 || f.isLate()):
+			// The holds end before the wait, because the publisher may wait for that before it
+			// announces anything. By then it is noted that this call waits.
+			f.noteWaiting()
+			if err := f.endHolds(op, streams, true); err != nil {
+				return err
+			}
+			released = true
+			continue
 		case c.generation > 0:
 			done, err := f.show(ctx, op, c, streams)
 			if done && err == nil && c.length == 0 { // there is nothing to read
@@ -53,14 +62,6 @@ func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.St
 				return err
 			}
 			continue
-		case !waits:
-			// The holds end before the wait, because the publisher may wait for that before it
-			// announces anything. By then it is noted that this call waits.
-			f.noteWaiting()
-			if err := f.endHolds(op, streams, true); err != nil {
-				return err
-			}
-			waits = true
 		}
 		select {
 		case <-changed:
@@ -81,6 +82,17 @@ func (f *follower) candidate(streams []*cuda.Stream) (c candidate, changed <-cha
 	defer f.mu.Unlock()
 	c, err = f.sub.next(f.seenByNext(), f.onHost(streams))
 	return c, f.changed, err
+}
+
+// isLate reports whether the publisher wants to rewrite what is shown, and has announced another
+// half meanwhile.
+func (f *follower) isLate() bool {
+	f.holds.mu.Lock()
+	defer f.holds.mu.Unlock()
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	shown := f.sub.current().generation
+	return f.sub.counts() && shown > 0 && f.seenByNext().intent >= shown
 }
 
 func (f *follower) notNext(ctx context.Context, op string) error {

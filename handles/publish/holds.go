@@ -27,8 +27,10 @@ type holds struct {
 	mu      lock.Mutex[lock.Waiting] // held over the driver calls that end holds
 	streams map[*core.Stream]struct{}
 	caller  bool
-	// awaiting says that a Next waits, and early that a hold was begun for it.
+	// awaiting says that a Next waits, and early that a hold was begun for it, when the publisher
+	// wanted to rewrite generations up to before.
 	awaiting, early bool
+	before          uint64
 	// number is that of the last hold that began while there was none, told the one that
 	// the released word reads, or will read when the work of the streams is done.
 	number, told uint64
@@ -45,10 +47,10 @@ func (h *holds) any() bool {
 }
 
 // wanted returns the last generation that is not to be shown: one that the publisher wants to
-// rewrite, or, if it waits for an early hold, one that it began to rewrite.
+// rewrite, or, since it waits for an early hold, wanted to before that.
 func (h *holds) wanted(w *pageSlot) uint64 {
 	if h.early {
-		return w.word(fluxWord).Load()
+		return max(h.before, w.word(fluxWord).Load())
 	}
 	return w.word(intentWord).Load()
 }
@@ -56,7 +58,7 @@ func (h *holds) wanted(w *pageSlot) uint64 {
 // begin lets the streams hold a generation, or without streams the caller. It returns false,
 // without effect, if the publisher lives and wants to rewrite that.
 func (h *holds) begin(w *pageSlot, lives bool, streams []*cuda.Stream, generation uint64) bool {
-	if !h.enter(w, lives, generation) {
+	if _, ok := h.enter(w, lives, generation); !ok {
 		return false
 	}
 	h.caller = h.caller || len(streams) == 0
@@ -69,22 +71,22 @@ func (h *holds) begin(w *pageSlot, lives bool, streams []*cuda.Stream, generatio
 	return true
 }
 
-// enter tells the publisher that there is a hold of a generation. It returns false, without
-// effect, if the publisher lives and wants to rewrite that.
-func (h *holds) enter(w *pageSlot, lives bool, generation uint64) bool {
+// enter tells the publisher that there is a hold of a generation. It returns what the publisher
+// wants to rewrite, and false, without effect, if that is the generation, and the publisher lives.
+func (h *holds) enter(w *pageSlot, lives bool, generation uint64) (wanted uint64, ok bool) {
 	fresh := !h.any()
 	if fresh {
 		h.number++
 		w.word(heldWord).Store(h.number)
 	}
-	if lives && h.wanted(w) >= generation {
+	if wanted = h.wanted(w); lives && wanted >= generation {
 		if fresh {
 			h.number--
 			w.word(heldWord).Store(h.number)
 		}
-		return false
+		return wanted, false
 	}
-	return true
+	return wanted, true
 }
 
 // restart tells another publisher, whose slot it is, whether anything holds. It returns false
@@ -123,7 +125,7 @@ func (f *follower) holdEarly(generation uint64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.awaiting && !h.early {
-		h.early = h.enter(f.slot, f.counts(), generation)
+		h.before, h.early = h.enter(f.slot, f.counts(), generation)
 	}
 }
 

@@ -58,6 +58,7 @@ type Publication struct {
 	// with changes and mu held, as rewriting is.
 	flux, cut uint64
 	rewriting rewriting
+	halves
 
 	// users counts the publication until Withdraw has ended, its timeline, and the
 	// followers' goroutines. The last ends the closing.

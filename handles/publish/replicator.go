@@ -26,6 +26,7 @@ type replicator struct {
 
 	// Guarded by the publication's mu.
 	progress *progress
+	before   uint64    // see halves
 	asked    time.Time // when the last update was prepared
 	// ready is the next update to send, with its exports if they are open.
 	ready  *update

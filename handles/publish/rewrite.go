@@ -20,6 +20,8 @@ type RewriteOptions struct {
 	// Excluded is called with each follower that is excluded, before Rewrite returns. A panic
 	// is logged.
 	Excluded func(FollowerStats)
+	// Turn opens one half of the elements alone, and leaves the other readable: see HalfOf.
+	Turn bool
 }
 
 // rewriting says whether the elements that were announced may change in place:
@@ -30,8 +32,8 @@ type RewriteOptions struct {
 //	                                                         an error: settled
 //	open     the publisher writes                            Announce: settled             permitted  ErrInUse
 //
-// While it is opening or open, the followers' intent words read the view's generation: nobody
-// begins to read that. While it is open the flux words read it, too: what a reader was late
+// While it is opening or open, the followers' intent words read the view's generation (of halves
+// in turn: the one before, see HalfOf): nobody begins to read that. While it is open the flux words read it, too: what a reader was late
 // for is no longer intact. A Rewrite that fails shows the same elements as another
 // generation, for followers that would not show the one before. Withdraw ends the
 // publication in any state: followers that were cut off from an open one show nothing.
@@ -49,8 +51,8 @@ const (
 // (Follower.Release, or its streams' next Next), and from its beginning on no follower begins
 // to read: one that has not begun to read a generation by then reads a later one. Before, it
 // gives followers some milliseconds to receive the last announcement: a Next that waits for it
-// has begun to read it. Between Rewrite and Announce no generation can be read: publish two
-// arrays in turn if readers must always have one.
+// has begun to read it. Between Rewrite and Announce no generation can be read:
+// rewrite halves in turn if readers must always have one (RewriteOptions.Turn).
 //
 // Elements that were announced must not be written without Rewrite: followers may be reading
 // them. Elements behind the announced ones may be written at any time. Rewrite also waits for
@@ -79,7 +81,7 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
 	}
 	p.awaitReceived(ctx)
-	if err := p.beginRewrite(ctx, op); err != nil {
+	if err := p.beginRewrite(ctx, op, o.Turn); err != nil {
 		return err
 	}
 	err := p.awaitReleased(ctx, op, o)
@@ -90,10 +92,15 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 		return p.closed(op)
 	case err != nil:
 		p.setRewriting(settled)
-		p.renumber() // for followers that would not show the generation before
+		if !p.turning {
+			p.renumber() // for followers that would not show the generation before
+		}
 		return err
 	}
 	p.setRewriting(open)
+	if !o.Turn {
+		p.endTurns()
+	}
 	return nil
 }
 
@@ -124,7 +131,7 @@ func (f *replicator) receives() bool {
 }
 
 // beginRewrite lets no follower begin to read any more.
-func (p *Publication) beginRewrite(ctx context.Context, op string) error {
+func (p *Publication) beginRewrite(ctx context.Context, op string, turn bool) error {
 	if err := p.turn(ctx, op); err != nil {
 		return err
 	}
@@ -132,9 +139,15 @@ func (p *Publication) beginRewrite(ctx context.Context, op string) error {
 	if err := p.settled(op); err != nil {
 		return err
 	}
+	if turn {
+		if err := p.hasHalves(op); err != nil {
+			return err
+		}
+	}
 	if err := sharing.begin(op, p); err != nil {
 		return err
 	}
+	p.beginTurn(turn)
 	p.setRewriting(opening)
 	return nil
 }
@@ -144,9 +157,8 @@ func (p *Publication) renumber() {
 	if p.view.generation == 0 || p.used >= lastGeneration {
 		return
 	}
-	p.used++
 	v := p.view
-	v.generation = p.used
+	v.generation = p.spendLike(v.generation)
 	p.show(v, p.mem)
 }
 
@@ -177,7 +189,7 @@ func (p *Publication) setRewriting(to rewriting) {
 // changes and mu.
 func (p *Publication) tellAll() {
 	if p.rewriting == open {
-		p.flux = p.view.generation
+		p.flux = p.wanted()
 	}
 	for f := range p.followers {
 		p.tell(f.slot)
@@ -186,9 +198,9 @@ func (p *Publication) tellAll() {
 
 // tell is tellAll for one follower.
 func (p *Publication) tell(w *pageSlot) {
-	intent := p.flux
+	intent := max(p.flux, p.older)
 	if p.rewriting == opening {
-		intent = p.view.generation
+		intent = p.wanted()
 	}
 	w.word(intentWord).Store(intent)
 	w.word(fluxWord).Store(p.flux)
@@ -213,6 +225,9 @@ func (f *replicator) reads() bool {
 		return false
 	}
 	held := f.slot.word(heldWord).Load() // before the other: a hold that begins between the two is refused
+	if f.p.turning {
+		held = min(held, f.before) // less if a hold was refused
+	}
 	return !reached(f.slot.word(releasedWord).Load(), held)
 }
 

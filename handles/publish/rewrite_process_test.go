@@ -26,6 +26,7 @@ type rewriterTask struct {
 	// First is its first version. Versions go on until the process is killed, or up to Last,
 	// which it opens for rewriting, writes one half of, and never announces.
 	First, Last uint32
+	Turn        bool // it rewrites halves in turn
 }
 
 func init() {
@@ -69,17 +70,28 @@ func init() {
 			return err
 		}
 		for do.Last == 0 || w.version+1 < do.Last {
-			if err := w.next(ctx, publish.RewriteOptions{}, streams[:]...); err != nil {
+			var err error
+			if do.Turn {
+				err = w.turn(ctx, streams[:]...)
+			} else {
+				err = w.next(ctx, publish.RewriteOptions{}, streams[:]...)
+			}
+			if err != nil {
 				return err
 			}
 		}
 		if err := c.Recv(new(string)); err != nil { // followers have read all versions
 			return err
 		}
-		if err := w.p.Rewrite(ctx, publish.RewriteOptions{}); err != nil {
+		if err := w.p.Rewrite(ctx, publish.RewriteOptions{Turn: do.Turn}); err != nil {
 			return err
 		}
-		if err := streams[0].Memset(a.Ptr(), byte(do.Last), 2*do.N); err != nil {
+		from, n := 0, do.N/2
+		if do.Turn {
+			from, _ = publish.HalfOf(w.p.Stats().Generation+1, do.N)
+			n /= 2
+		}
+		if err := streams[0].Memset(a.Ptr()+cuda.Ptr(4*from), byte(do.Last), 4*n); err != nil {
 			return err
 		}
 		if err := errors.Join(streams[0].Synchronize(), c.Send("open")); err != nil {
@@ -206,6 +218,62 @@ func TestATakeOverWhileItIsRewritten(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 9, version)
 		require.True(t, other.Intact(other.Generation()))
+	})
+}
+
+// A publisher dies while it rewrites one half of two in turn. The other half stays whole, for a
+// follower that comes back and for the heir, which goes on in turn.
+func TestATakeOverWhileOneHalfIsRewritten(t *testing.T) {
+	places(t, func(t *testing.T, p place, d *cuda.Device) {
+		const n = 1000
+		ctx := peertest.Context(t)
+		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 2, First: 1, Last: 5, Turn: true})
+		follow := func(o publish.FollowOptions) *publish.Follower[uint32] {
+			k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
+			require.NoError(t, err)
+			closeLater(t, k)
+			f, err := publish.Follow[uint32](ctx, k, d, "numbers", o)
+			require.NoError(t, err)
+			return f
+		}
+		heir, other := follow(publish.FollowOptions{KeepDescriptors: true}), follow(publish.FollowOptions{})
+		defer func() { require.NoError(t, other.Close()) }()
+		s := stream(t, d)
+		reads := func(f *publish.Follower[uint32], want uint32) {
+			t.Helper()
+			for got := uint32(0); got < want; {
+				require.NoError(t, f.Next(ctx))
+				var err error
+				got, err = half(f, s)
+				require.NoError(t, err)
+				require.LessOrEqual(t, got, want)
+			}
+		}
+		reads(heir, 4)
+		reads(other, 4)
+		require.NoError(t, heir.Release())
+		c.Send("go on")
+		var said string
+		c.Recv(&said)
+		require.Equal(t, "open", said)
+		for _, f := range []*publish.Follower[uint32]{heir, other} {
+			require.True(t, f.Intact(f.Generation()))
+		}
+		c.Kill()
+
+		server := publish.NewServer(publish.ServerOptions{})
+		defer func() { require.NoError(t, server.Close()) }()
+		pub, err := publish.TakeOver(ctx, server, heir, publish.TakeOverOptions{})
+		require.NoError(t, err)
+		array := heir.Array()
+		defer func() { require.NoError(t, array.Close()) }()
+		defer func() { require.NoError(t, pub.Withdraw()) }()
+		reads(other, 4)
+		require.NoError(t, other.Err())
+		require.NoError(t, other.Release())
+		w := &rewritten{d: d, array: array, p: pub, version: 4}
+		require.NoError(t, w.turn(ctx, s))
+		reads(other, 5)
 	})
 }
 

@@ -314,7 +314,7 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	if err := sharing.add(op, p, mem.Chunks); err != nil {
 		return errors.Join(err, mem.Release())
 	}
-	p.used++
+	p.spendLike(from.last.generation)
 	p.mem = mem
 	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	if from.torn {

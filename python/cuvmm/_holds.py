@@ -43,16 +43,16 @@ class Holds:
         self._exports: Set[int] = set()
         self._caller = False
         self._waits: "weakref.WeakSet[Wait]" = weakref.WeakSet()
-        self._early = False  # there is a hold for them
+        self._early: Optional[int] = None  # there is a hold for them: the last generation that was to be rewritten when it began
         self._number = 0  # of the last hold that began while there was none
         self._told = 0  # the last one of which the publisher is told that it has ended
 
     def any(self) -> bool:
-        return self._caller or self._early or bool(self._streams or self._exports)
+        return self._caller or self._early is not None or bool(self._streams or self._exports)
 
     def wanted(self, slot: Slot) -> int:
-        """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or, while it waits for a hold that began early, has begun to."""
-        return slot.load(FLUX if self._early else INTENT)
+        """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or, since it waits for a hold that began early, wanted to before."""
+        return slot.load(INTENT) if self._early is None else max(self._early, slot.load(FLUX))
 
     def begin(self, slot: Slot, generation: int, streams: List[int], *, counts: bool, anew: bool, export: bool = False) -> bool:
         """Lets the streams hold a generation, or without streams the caller. False, without effect, if the publisher wants to rewrite it.
@@ -60,7 +60,7 @@ class Holds:
         ``counts`` is whether the publisher's words do: one that has ended rewrites nothing more. ``anew`` is a generation that nothing holds yet. One that is shown and held stays as it is, although the publisher may
         wait to rewrite it.
         """
-        if not self._enter(slot, generation, counts=counts, anew=anew):
+        if self._enter(slot, generation, counts=counts, anew=anew) is None:
             return False
         if export:
             self._exports.update(s for s in streams if s not in self._streams)
@@ -69,18 +69,20 @@ class Holds:
             self._caller = self._caller or not streams
         return True
 
-    def _enter(self, slot: Slot, generation: int, *, counts: bool, anew: bool) -> bool:
+    def _enter(self, slot: Slot, generation: int, *, counts: bool, anew: bool) -> Optional[int]:
+        """Tells the publisher that there is a hold, and returns what it wants to rewrite; None, without effect, if that is this generation."""
         first = not self.any()
         if first:
             self._number += 1
             slot.store(HELD, self._number)
             full_barrier()
-        if counts and (first or anew) and self.wanted(slot) >= generation:
+        wanted = self.wanted(slot)
+        if counts and (first or anew) and wanted >= generation:
             if first:
                 slot.store(HELD, self._number - 1)
                 self._number -= 1
-            return False
-        return True
+            return None
+        return wanted
 
     def wait(self, call: Wait) -> None:
         """Notes that a ``next`` waits."""
@@ -88,18 +90,18 @@ class Holds:
 
     def begin_early(self, slot: Slot, generation: int, *, counts: bool) -> None:
         """Begins a hold of a generation that has arrived, for those that wait."""
-        if self._waits and not self._early:
+        if self._waits and self._early is None:
             self._early = self._enter(slot, generation, counts=counts, anew=True)
 
     def end_wait(self, call: Wait) -> None:
         """Ends the early hold: what its ``next`` has shown is held."""
         self._waits.discard(call)
-        self._early = False
+        self._early = None
 
     def restart(self, slot: Slot, generation: int) -> bool:
         """Tells another publisher, whose slot it is, whether anything holds. False if that may not have waited for it."""
         self._told = self._number = 0
-        self._early = False
+        self._early = None
         if not self.any():
             return True
         self._number = 1

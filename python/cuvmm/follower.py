@@ -321,6 +321,15 @@ class Follower(OfProcess):
             at, shown = self._range.address, self._shown[-1]
             return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self, export=self._export)
 
+    @property
+    def half(self) -> Tuple[int, int]:
+        """The elements that are shown, from and up to, of a publication whose halves its publisher rewrites in turn (``publish.HalfOf`` in Go)."""
+        self._check_process()
+        with self._lock:
+            generation, _, length = self._shown[-1]
+        middle = length // 2
+        return (middle, 2 * middle) if generation % 2 else (0, middle)
+
     def next(self, stream: Any = None, timeout: Optional[float] = None) -> int:
         """Waits for a new generation, shows it, and returns it.
 
@@ -350,10 +359,11 @@ class Follower(OfProcess):
                             raise _nothing_new()
                         self._changed.wait(left)
                         news = self._news_locked(streams)
-                if news is None:
+                if wait is None and (news is None or self._late()):
                     wait = Wait()
                     self._begin_wait(wait, streams)
                     continue
+                assert news is not None
                 self._order_behind(news.link, news.shown.ordered, streams, until)
                 if self._show(news, streams):
                     return news.shown.generation
@@ -408,6 +418,10 @@ class Follower(OfProcess):
         """Returns the last generation that is not to be shown: the publisher wants to rewrite it, or had begun to when it ended."""
         return self._flux if self._link.died else self._holds.wanted(self._link.slot)
 
+    def _late(self) -> bool:
+        """Whether the publisher wants to rewrite what is shown, and has announced another half meanwhile."""
+        return not self._link.died and self._wanted_locked() >= self._shown[-1].generation > 0
+
     def _show(self, n: _News, streams: List[c_void_p]) -> bool:
         """Lets the streams hold it, and shows it, if it stands."""
         if n.shown.length and not self._begin_hold(n.shown.generation, streams, anew=True):
@@ -448,7 +462,7 @@ class Follower(OfProcess):
                 with self._lock:
                     news = self._news_locked(streams)
                     self._wakers.add(wake)
-                if news is None and wait is None:
+                if wait is None and (news is None or self._late()):
                     wait = Wait()
                     self._begin_wait(wait, streams)
                     continue

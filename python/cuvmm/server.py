@@ -145,12 +145,14 @@ class Publication(OfProcess):
             self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
         else:
             generation = before.generation + 1
+            if before.flux and generation % 2 != before.complete % 2:
+                generation += 1  # followers of halves that are rewritten in turn see the same one
             self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
             if not before.complete:  # there is nothing to show before the first announcement
                 self._view = Shown(0, 0, 0, ())
             self._flux, self._cut = before.flux, before.cut
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
-        self._last = self._view.generation if before is None else before.generation + 1  # the last number that was spent
+        self._last = self._view.generation if before is None else generation  # the last number that was spent
 
     def open(self) -> None:
         """Claims the memory, and makes the stream that writes the words."""
@@ -326,7 +328,10 @@ class Publication(OfProcess):
     def _renumber(self, beyond: int = 0) -> None:
         """Shows the same elements as another generation."""
         if self._view.generation:
-            self._show(self._view._replace(generation=self._spend(beyond)))
+            generation = self._spend(beyond)
+            if self._flux and generation % 2 != self._view.generation % 2:
+                generation = self._spend()  # the same half, of a publication that was taken over from one that rewrites halves in turn
+            self._show(self._view._replace(generation=generation))
 
     def _check(self) -> None:
         if self._state is not State.OPEN:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import random
 import subprocess
@@ -106,6 +107,42 @@ class Rewriting(GoTest):
     def restart(self) -> None:
         if os.path.exists(self.path()):
             os.unlink(self.path())
+
+    def test_halves_in_turn(self) -> None:
+        """One half is whole at any time, also when the publisher has died, and for a publisher in Python that takes over."""
+        publisher = self.publisher("Go")
+        client = cuvmm.connect(self.path())
+        with client.follow("table") as table:
+            heir = client.follow("table", write=True, keep_descriptors=True)
+            stream = Stream(table._device)
+            self.addCleanup(stream.close)
+
+            def half(f: cuvmm.Follower) -> bytes:
+                begin, end = f.half
+                self.assertEqual(end - begin, LENGTH // 2)
+                return bytes(f.array.tobytes())[4 * begin:4 * end]
+
+            publisher.start("turn", 0)
+            for n in range(TIMES):
+                way = stream.handle.value if n % 2 else None
+                table.release(stream.handle.value)
+                generation = table.next(way, timeout=60)
+                self.assertTrue(whole(half(table)))
+                self.assertTrue(table.intact(generation))
+            heir.next(timeout=60)
+            heir.release()
+            publisher.kill()
+            with contextlib.suppress(cuvmm.GoneError):
+                while True:
+                    table.next(timeout=60)
+            before = half(table)
+            self.assertTrue(whole(before))
+            with cuvmm.take_over(client, timeout=60) as server:
+                published = server.adopt(heir)
+                middle = 2 * LENGTH
+                kept = published.memory.array.tobytes()
+                self.assertTrue(whole(kept[middle:] if published.generation % 2 else kept[:middle]))
+            published.memory.close()
 
     def test_go_reads_no_mixture(self) -> None:
         publisher, go = self.publisher("Python"), self.peer()

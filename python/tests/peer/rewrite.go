@@ -45,6 +45,21 @@ func (p *program) rewrite(ctx context.Context, times int, o publish.RewriteOptio
 	return nil
 }
 
+// turn rewrites the half of "table" that is not shown.
+func (p *program) turn(ctx context.Context, times int) error {
+	table, n := p.shown["table"], p.arrays["table"].Len()
+	for i := 0; times == 0 || i < times; i++ {
+		if err := table.Rewrite(ctx, publish.RewriteOptions{Turn: true}); err != nil {
+			return err
+		}
+		from, _ := publish.HalfOf(table.Stats().Generation+1, n)
+		if err := errors.Join(p.half(2*from/n), table.Announce(ctx, n, p.stream)); err != nil {
+			return err
+		}
+	}
+	return table.Settle(ctx)
+}
+
 func (p *program) half(which int) error {
 	a := p.arrays["table"]
 	bytes := 4 * a.Len() / 2
