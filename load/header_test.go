@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -210,6 +211,40 @@ func FuzzOpen(f *testing.F) {
 			end += x.Size()
 		}
 		require.Equal(t, len(b), end)
+		l, err := m.Layout(0)
+		require.NoError(t, err)
+		require.NoError(t, l.Validate())
+	})
+}
+
+// Whatever the index says, a folder is refused with an error of this package, or the tensors are among
+// those of the folder's files.
+func FuzzIndex(f *testing.F) {
+	f.Add([]byte(`{"metadata":{"total_size":[1,{"x":2.5}]},"weight_map":{"a":"1.safetensors","b":"2"}}`))
+	f.Add([]byte(`{"weight_map":{"a":"../1.safetensors"}}`))
+	f.Add([]byte(`{"weight_map":{"\u0061":"2","a":"2"},"weight_map":{}}`))
+	f.Add([]byte(`{"weight_map":{"a":"model.safetensors.index.json"}}`))
+	dir := f.TempDir()
+	files := map[string][]given{"1.safetensors": {some("a", "F32", 2), some("c", "U8", 3)}, "2": {some("b", "BF16", 3, 2), some("a", "U8")}}
+	for name, tensors := range files {
+		write(f, filepath.Join(dir, name), fileOf(tensors, nil))
+	}
+	index := filepath.Join(dir, "model.safetensors.index.json")
+	f.Fuzz(func(t *testing.T, b []byte) {
+		require.NoError(t, os.WriteFile(index, b, 0o600))
+		m, err := load.OpenSafetensors(dir)
+		if err != nil {
+			var e *load.Error
+			require.ErrorAs(t, err, &e)
+			require.True(t, strings.HasPrefix(e.File, dir), e.File)
+			return
+		}
+		defer m.Close()
+		require.True(t, json.Valid(b))
+		for _, x := range m.Tensors() {
+			require.Equal(t, dir, filepath.Dir(x.File))
+			require.True(t, slices.ContainsFunc(files[filepath.Base(x.File)], func(g given) bool { return g.name == x.Name && len(g.bytes) == x.Size() }), "%+v", x)
+		}
 		l, err := m.Layout(0)
 		require.NoError(t, err)
 		require.NoError(t, l.Validate())

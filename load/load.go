@@ -164,7 +164,8 @@ func (m *Model) item(op string, p Part) (item, error) {
 
 // arrange puts items in the order in which they are read, with their places in the stream of
 // bytes, and returns the memory. They are read in the order of the files, unless that of the
-// memory makes fewer copies: neighbors in memory are one copy, and to gather them is cheap.
+// memory makes fewer copies: neighbors in memory are one copy, and to gather them is cheap. Many small
+// ones are distributed on the device.
 func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 	at := func(it *item) cuda.Ptr { return parts[it.part].at }
 	segments := func(items []item) []bulk.Segment {
@@ -183,13 +184,8 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 	}
 	to := segments(items)
 	byFile := slices.Clone(items)
-	slices.SortStableFunc(byFile, func(a, b item) int {
-		if c := cmp.Compare(a.tensor.file.path, b.tensor.file.path); c != 0 {
-			return c
-		}
-		return cmp.Compare(a.offset, b.offset)
-	})
-	if other := segments(byFile); len(other) <= len(to) {
+	slices.SortStableFunc(byFile, inFile)
+	if other := segments(byFile); len(other) <= len(to) || bulk.Distributes(other) {
 		copy(items, byFile)
 		to = other
 	}
@@ -199,6 +195,51 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 		start += items[i].bytes
 	}
 	return to, nil
+}
+
+// inFile compares the places of items in their files.
+func inFile(a, b item) int {
+	if c := cmp.Compare(a.tensor.file.path, b.tensor.file.path); c != 0 {
+		return c
+	}
+	return cmp.Compare(a.offset, b.offset)
+}
+
+// spread returns the memory that items of a layout go to, which are in its order. If they are many
+// small ones in another order than the files', it puts them in that, each with the gap behind it, since
+// the device distributes them faster than they are gathered from all over a file.
+func spread(items []item, at cuda.Ptr, bytes int) []bulk.Segment {
+	whole := []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(bytes)}}
+	if slices.IsSortedFunc(items, inFile) {
+		return whole
+	}
+	type unit struct {
+		item
+		from, to int64 // in the layout
+	}
+	units := make([]unit, len(items))
+	for i, it := range items {
+		units[i] = unit{it, it.start, int64(bytes)}
+		if i > 0 {
+			units[i-1].to = it.start
+		}
+	}
+	units[0].from = 0
+	slices.SortStableFunc(units, func(a, b unit) int { return inFile(a.item, b.item) })
+	all := make([]bulk.Segment, len(units))
+	for i, u := range units {
+		all[i] = bulk.Segment{Ptr: driver.Ptr(at) + driver.Ptr(u.from), Bytes: uint64(u.to - u.from)}
+	}
+	if !bulk.Distributes(all) {
+		return whole
+	}
+	start := int64(0)
+	for i, u := range units {
+		items[i] = u.item
+		items[i].start = start + u.start - u.from
+		start += u.to - u.from
+	}
+	return all
 }
 
 // LoadAll loads the tensors of a layout, which Model.Layout returned or which is another one of
@@ -220,8 +261,8 @@ func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *hand
 			Asked: fmt.Sprintf("a layout of %s for %s of memory at %#x", errs.Bytes(l.Bytes), errs.Bytes(bytes), uint64(at)), Hint: "pass memory of Manifest.Bytes bytes"})
 	}
 	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
-	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m,
-		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(l.Bytes)}}}
+	to := spread(items, at, l.Bytes)
+	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: to}
 	err = in.run(ctx, o, on, func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
 	if err != nil {
 		return nil, err

@@ -511,3 +511,82 @@ func TestErrorsArePlain(t *testing.T) {
 	require.NotContains(t, err.Error(), "\x1b")
 	require.Contains(t, err.Error(), "; ", "it says what to do")
 }
+
+// Many small tensors, each at an address of its own or in another order than the file's, have their bytes
+// and digests, gaps in a layout are zero, and what lies between parts stays. The device distributes them.
+func TestManySmallTensors(t *testing.T) {
+	r := rand.New(rand.NewPCG(4, 4))
+	var tensors []given
+	for i := range 600 {
+		tensors = append(tensors, some(fmt.Sprintf("t%d", i), "U8", r.IntN(9000)))
+	}
+	path := write(t, "small.safetensors", fileOf(tensors, nil))
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		g, m := on(t, d), open(t, path)
+		natural, err := m.Layout(0)
+		require.NoError(t, err)
+		l := &handles.Manifest{Bytes: 100}
+		for _, i := range r.Perm(len(natural.Tensors)) {
+			x := natural.Tensors[i]
+			x.Offset = l.Bytes
+			l.Bytes += (x.Size()+15)/16*16 + 16*r.IntN(3)
+			l.Tensors = append(l.Tensors, x)
+		}
+		l.Bytes += 50
+		b := g.buffer(2 * l.Bytes)
+		g.write(b.Ptr(), bytes.Repeat([]byte{0xee}, b.Len()))
+		made, err := m.LoadAll(t.Context(), load.Options{Threads: 3}, g.stream, l, b.Ptr(), b.Len())
+		require.NoError(t, err)
+		g.holds(made, b.Ptr(), tensors)
+		image := g.read(b.Ptr(), b.Len())
+		end := 0
+		for _, x := range made.Tensors {
+			require.Equal(t, make([]byte, x.Offset-end), image[end:x.Offset], "the gap is zero")
+			end = x.Offset + x.Size()
+		}
+		require.Equal(t, make([]byte, l.Bytes-end), image[end:l.Bytes])
+		require.Equal(t, bytes.Repeat([]byte{0xee}, b.Len()-l.Bytes), image[l.Bytes:])
+
+		want := bytes.Repeat([]byte{0xee}, b.Len())
+		g.write(b.Ptr(), want)
+		var parts []load.Part
+		at := 3
+		for _, i := range r.Perm(len(tensors)) {
+			p, err := m.Part(tensors[i].name)
+			require.NoError(t, err)
+			parts = append(parts, p.To(b.Ptr()+cuda.Ptr(at), p.Size()))
+			copy(want[at:], tensors[i].bytes)
+			at += p.Size() + r.IntN(9)
+		}
+		digests, err := m.Load(t.Context(), load.Options{Threads: 3}, g.stream, parts...)
+		require.NoError(t, err)
+		require.True(t, bytes.Equal(want, g.read(b.Ptr(), b.Len())))
+		for i, x := range made.Tensors {
+			if n := l.Tensors[i].Size(); n > 0 {
+				require.Contains(t, digests, x.Digest)
+			}
+		}
+	})
+}
+
+// The bytes of small tensors take few copies, however they lie.
+func TestSmallTensorsAreFewCopies(t *testing.T) {
+	machine, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	var tensors []given
+	for i := range 500 {
+		tensors = append(tensors, some(fmt.Sprintf("t%d", i), "U8", 4096))
+	}
+	m := open(t, write(t, "small.safetensors", fileOf(tensors, nil)))
+	b := g.buffer(2 * 500 * 4096)
+	var parts []load.Part
+	for i, x := range tensors {
+		p, err := m.Part(x.name)
+		require.NoError(t, err)
+		parts = append(parts, p.To(b.Ptr()+cuda.Ptr(2*i*4096), 4096))
+	}
+	copies := machine.Count("cuMemcpyHtoDAsync")
+	_, err := m.Load(t.Context(), load.Options{}, g.stream, parts...)
+	require.NoError(t, err)
+	require.LessOrEqual(t, machine.Count("cuMemcpyHtoDAsync")-copies, 4)
+}

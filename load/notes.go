@@ -11,10 +11,10 @@ package load
 //
 // The order is that of the files, which a disk likes, or that of the memory, if that makes fewer
 // copies (arrange). A copy is a driver call of some microseconds under a lock of the driver, so
-// 100,000 small tensors, each copied by itself, take longer than all of their bytes. To gather them
-// into a piece is a read each, which the threads do beside each other. LoadAll owns all of its
-// memory, gaps too, so there a piece is always one copy; Load owns no more than its parts, and joins
-// those that are neighbors.
+// 100,000 small tensors, each copied by itself, take longer than all of their bytes. LoadAll owns all
+// of its memory, gaps too, so there a piece is one copy; Load owns no more than its parts, and joins
+// those that are neighbors. To gather small tensors from all over a file is a read each, so many of
+// them are read in the order of the files, and a kernel distributes them (bulk.Distributes, spread).
 //
 // # Page cache, or past it
 //

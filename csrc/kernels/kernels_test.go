@@ -9,16 +9,19 @@ import (
 
 // The names are what the text declares, all of them.
 func TestEntries(t *testing.T) {
-	var declared []string
-	for _, found := range regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`).FindAllSubmatch(Basic, -1) {
-		declared = append(declared, string(found[1]))
+	declared := func(text []byte) (names []string) {
+		for _, found := range regexp.MustCompile(`(?m)^\.visible \.entry (\w+)\(`).FindAllSubmatch(text, -1) {
+			names = append(names, string(found[1]))
+		}
+		return names
 	}
-	require.Equal(t, []string{VectorAdd, Fill, Sum, AliasAdd}, declared)
+	require.Equal(t, []string{VectorAdd, Fill, Sum, AliasAdd}, declared(Basic))
+	require.Equal(t, []string{Scatter}, declared(Distribute))
 }
 
 // The driver's compiler takes nothing but ASCII.
 func TestText(t *testing.T) {
-	for i, b := range Basic {
+	for i, b := range append(Basic[:len(Basic):len(Basic)], Distribute...) {
 		require.True(t, b == '\n' || b == '\t' || b >= ' ' && b <= '~', "byte %d is %#x", i, b)
 	}
 }

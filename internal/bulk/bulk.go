@@ -74,6 +74,8 @@ type Engine struct {
 
 	mu   lock.Mutex[lock.Leaf]
 	idle []*lane
+
+	distributor distributor
 }
 
 // Of returns the engine of a context.
@@ -81,14 +83,14 @@ func Of(ctx *core.Context) *Engine { return storeOf(ctx.System()).engine(ctx) }
 
 func (e *Engine) sys() *core.System { return e.ctx.System() }
 
-// close destroys the idle streams, which all are. After an error it can be called again.
+// close destroys the idle streams, which all are, and unloads the kernel. After an error it can be called again.
 func (e *Engine) close() error {
 	for _, l := range e.idle {
 		if err := l.destroy("cuda.System.Close"); err != nil {
 			return err
 		}
 	}
-	return nil
+	return e.distributor.unload(e.ctx)
 }
 
 // lane is the two streams of an operation. No other operation uses them meanwhile, so one

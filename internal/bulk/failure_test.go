@@ -3,6 +3,7 @@ package bulk_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/core"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 )
@@ -36,7 +38,22 @@ func walked(t *testing.T, g gpu, size int) map[string]func() error {
 			return b.In(t.Context(), all, 0, o)
 		}
 	}
+	const small = 200
+	var apart []bulk.Segment
+	for i := range small {
+		apart = append(apart, bulk.Segment{Ptr: p + driver.Ptr(1500*i), Bytes: 1500})
+	}
+	rand.New(rand.NewPCG(1, 1)).Shuffle(small, func(i, j int) { apart[i], apart[j] = apart[j], apart[i] })
 	return map[string]func() error{
+		"scattered": func() error {
+			return g.Fill(t.Context(), apart, func(_ context.Context, buf []byte, offset uint64, n int) (int, error) {
+				for i := range n {
+					s := apart[(int(offset)+i)/1500]
+					buf[i] = want[int(s.Ptr-p)+(int(offset)+i)%1500]
+				}
+				return 0, nil
+			}, behind)
+		},
 		"ahead":     backed(true),
 		"pipelined": backed(false),
 		"fill": func() error {
@@ -59,7 +76,7 @@ func walked(t *testing.T, g gpu, size int) map[string]func() error {
 // Every driver call of every operation fails, the giving back too. The code is kept, the same
 // operation succeeds afterwards, and nothing is left.
 func TestEveryFailureLeavesNothing(t *testing.T) {
-	for _, name := range []string{"ahead", "pipelined", "fill", "drain"} {
+	for _, name := range []string{"ahead", "pipelined", "fill", "drain", "scattered"} {
 		t.Run(name, func(t *testing.T) {
 			m, sys := sim.Open(t)
 			g := on(t, sys.Devices()[0])
@@ -126,7 +143,7 @@ func TestMemoryThatTheDriverDoesNotUnpinStaysRetained(t *testing.T) {
 // The context is lost at every driver call. The operation says so, and nothing is left when the
 // System closes; the memory that the lost context may use is not used again.
 func TestALossAtEveryCall(t *testing.T) {
-	for _, name := range []string{"ahead", "pipelined", "fill", "drain"} {
+	for _, name := range []string{"ahead", "pipelined", "fill", "drain", "scattered"} {
 		t.Run(name, func(t *testing.T) {
 			for after := 0; ; after++ {
 				if after > 12 {
@@ -164,7 +181,7 @@ func TestOperationsBesideEachOther(t *testing.T) {
 	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
 	var g errgroup.Group
 	for _, d := range sys.Devices() {
-		for _, name := range []string{"fill", "drain", "ahead"} { // each with memory of its own
+		for _, name := range []string{"fill", "drain", "ahead", "scattered"} { // each with memory of its own
 			g.Go(walked(t, on(t, d), slab+3*mib)[name])
 		}
 	}

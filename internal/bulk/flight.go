@@ -28,6 +28,8 @@ type flight struct {
 	dir   direction
 	meter *Meter
 	turn  int
+	// fixed: it stays on one stream, in whose order its staging area is.
+	fixed bool
 	// passed, if it is not nil, is told how much has passed.
 	passed func(bytes uint64)
 	done   uint64
@@ -93,7 +95,9 @@ func (f *flight) mark() error {
 	f.open.event = e
 	f.sent = append(f.sent, f.open)
 	f.inFlight += f.open.bytes
-	f.open, f.turn = group{}, 1-f.turn
+	if f.open = (group{}); !f.fixed {
+		f.turn = 1 - f.turn
+	}
 	return nil
 }
 

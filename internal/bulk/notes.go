@@ -39,8 +39,8 @@ package bulk
 // not cost one driver call each, a microsecond or two: for those of several KiB that, and not
 // the link, is the limit. If what lies between them is mapped and holds nothing, as the holes
 // of a pool do, Join takes them together: to copy a gap of up to WorthJoining costs less than
-// another copy. Many small tensors of a file are gathered the other way, by readers that put
-// them side by side into a piece.
+// another copy. Many small segments that Fill writes anywhere are one copy a piece, to a staging area
+// with a table behind, from where a kernel distributes them (scatter.go).
 //
 // Options.Await and Passed let a caller map memory ahead of the copies and unmap it behind them,
 // on another goroutine. What has passed is told in order, and as late as copies are in flight.

@@ -55,7 +55,7 @@ func (e *Engine) Fill(ctx context.Context, to []Segment, read Read, o Options) e
 			if at < 0 || at+n > len(w.pieces[i]) {
 				return errs.Invalid(o.Op, fmt.Sprintf("a piece of %d bytes that begins at %d of %d", n, at, len(w.pieces[i])), "leave the bytes within the piece")
 			}
-			if err := w.copy(i, w.pieces[i][at:at+n], offset); err != nil {
+			if err := w.copy(i, at, n, offset); err != nil {
 				return err
 			}
 		}
@@ -72,7 +72,7 @@ func (e *Engine) Drain(ctx context.Context, from []Segment, write Write, o Optio
 				return err
 			}
 			if ok {
-				if err := w.copy(i, w.pieces[i][:n], offset); err != nil {
+				if err := w.copy(i, 0, n, offset); err != nil {
 					return err
 				}
 			}
@@ -98,14 +98,18 @@ func (e *Engine) Drain(ctx context.Context, from []Segment, write Write, o Optio
 // is read or written.
 type worker struct {
 	*transfer
-	pieces  [2][]byte
-	flights [2]flight
+	// rooms are pinned, and pieces are what of them is read into or written from. What is behind is
+	// for the tables of what is distributed.
+	rooms, pieces [2][]byte
+	staging       [2]driver.Ptr // 0: each segment is copied
+	flights       [2]flight
 }
 
 // transfer is what the workers of one stream of bytes share.
 type transfer struct {
-	plan  *plan
-	piece uint64 // bytes
+	plan    *plan
+	scatter *scatter // nil: each segment is copied
+	piece   uint64   // bytes
 	// Of the first pieces, as many as early, each has a step more than the one before. Workers that
 	// begin with pieces of one length stay in step, and the link idles while all of them read.
 	early, step uint64
@@ -115,11 +119,14 @@ type transfer struct {
 // divide decides the sizes of the pieces for so many threads at most, and returns how many workers
 // there are, and how much room each piece has. A short stream has smaller pieces and fewer workers.
 func (t *transfer) divide(threads uint64) (workers, room uint64) {
-	room = leastPiece
-	for room < pieceBytes && threads*2*(room-Slack) < t.plan.bytes {
+	room, table := uint64(leastPiece), uint64(0)
+	if t.scatter != nil {
+		room, table = scatterRoom, t.scatter.table
+	}
+	for t.scatter == nil && room < pieceBytes && threads*2*(room-Slack) < t.plan.bytes {
 		room *= 2
 	}
-	t.piece = room - Slack
+	t.piece = room - Slack - table
 	workers = min(threads, (t.plan.bytes+t.piece-1)/t.piece)
 	t.early = min(workers, t.piece/stepUnit)
 	t.step = t.piece / t.early / stepUnit * stepUnit
@@ -140,9 +147,13 @@ func (t *transfer) next() (offset uint64, n int, ok bool) {
 	return offset, int(min(size, t.plan.bytes-offset)), true
 }
 
-// copy submits the copies of a piece, as many as it has segments.
-func (w *worker) copy(i int, mem []byte, offset uint64) error {
-	f := &w.flights[i]
+// copy submits the copies of n bytes of a piece, from byte at of its room on: as many as it has
+// segments, or one and a kernel.
+func (w *worker) copy(i, at, n int, offset uint64) error {
+	if w.staging[i] != 0 {
+		return w.distribute(i, at, n, offset)
+	}
+	f, mem := &w.flights[i], w.rooms[i][at:at+n]
 	err := w.plan.each(offset, uint64(len(mem)), func(dev driver.Ptr, at, n uint64) error {
 		return f.copy(dev, mem[at:at+n])
 	})
@@ -168,6 +179,9 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 	if t.plan.bytes == 0 {
 		return nil
 	}
+	if dir == toDevice {
+		t.scatter = e.scatterOf(t.plan)
+	}
 	threads, room := t.divide(uint64(o.threads()))
 
 	losses := e.sys().Losses()
@@ -185,7 +199,8 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 	for i := range workers {
 		w := &worker{transfer: t}
 		for j := range w.pieces {
-			w.pieces[j] = slabs[i].mem[uint64(j)*room:][:room:room]
+			w.rooms[j] = slabs[i].mem[uint64(j)*room:][:room:room]
+			w.pieces[j] = w.rooms[j][:t.piece+Slack]
 			w.flights[j] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: (i + j) % 2}
 		}
 		workers[i] = w
@@ -197,6 +212,7 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 				if err := slabs[i].pin(o.Op, e.ctx); err != nil {
 					return err
 				}
+				w.stage(room)
 				return work(ctx, w)
 			})
 		}
@@ -207,6 +223,7 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 		for j := range w.flights {
 			passed = w.flights[j].land(end) && passed
 		}
+		w.unstage()
 	}
 	e.release(l, passed, func() { e.giveBack(slabs, losses) })
 	e.store.trimToLimit()

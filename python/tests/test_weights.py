@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import json
 import os
 import random
@@ -80,6 +82,21 @@ class Loads(DriverTest):
                 self.assertEqual(len(weights), len(given))
                 self.holds(weights, given)
                 gc.collect()
+
+    @unittest.skipUnless(importlib.util.find_spec("safetensors"), "the package safetensors is not installed")
+    def test_files_of_the_package_safetensors(self) -> None:
+        package: Any = importlib.import_module("safetensors")
+        given = [g for g in assorted() if g.dtype != "C64"]  # which older versions lack
+        path = os.path.join(self.folder, "theirs.safetensors")
+        names = {"F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "I64": "int64", "BOOL": "bool"}
+        package.serialize_file({g.name: {"dtype": names[g.dtype], "shape": list(g.shape), "data": g.data} for g in given}, path, {"format": "pt"})
+        with cuvmm.load_file(path) as weights:
+            self.assertEqual(weights.metadata, {"format": "pt"})
+            self.holds(weights, given)
+            with open(path, "rb") as f:
+                theirs = dict(package.deserialize(f.read()))
+            self.assertEqual({n: bytes(x["data"]) for n, x in theirs.items()}, {n: t.tobytes() for n, t in weights.items()})
+            gc.collect()
 
     def test_capsules(self) -> None:
         given = assorted()

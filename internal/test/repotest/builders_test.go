@@ -22,6 +22,7 @@ var builders = map[string]string{
 	"internal/phys Handle.left":          "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"internal/vrange Range.Undo":         "TestWhatABuilderCannotUndoIsGivenBackLater", // its rows are the builders of vmm
 	"internal/pages copied.end":          "TestEveryFailureOfEveryOperation",
+	"internal/bulk worker.unstage":       "TestEveryFailureLeavesNothing",
 	"internal/suspend Suspension.drop":   "TestEveryFailureOfEveryOperation",
 	"vmm buffer.forkOnce":                "TestWhatABuilderCannotUndoIsGivenBackLater",
 	"vmm importBuffer":                   "TestWhatABuilderCannotUndoIsGivenBackLater",
