@@ -58,6 +58,18 @@ package vmm
 // whoever counts the mappings of a chunk sees what it saw before. The tail is settled
 // first. What was clipped while the memory was away is never mapped again.
 //
+// Chunks come back in their own sizes. Creating, mapping and granting takes as long for a chunk of 2
+// MiB as for one of 32 (37 µs), and of these only mapping and granting go beside the copies: of 16
+// GiB in chunks of 2 MiB, 8,192 creations come before the first byte. Joining runs of small chunks
+// would save them, and is not done:
+//   - A chunk is what Clip gives back, what Fork and Move share as a whole, and what a publication
+//     announces. The program chose its size with FixedChunks, and would get less back afterwards.
+//   - A Resume that fails leaves all asleep with the handles that it had. So every kind of member would
+//     have two tables, of mappings, handles and budgets, until the last byte is back.
+//   - What is shared, exported, owed or a page of a sparse range cannot be joined.
+//
+// Chunks of 32 MiB, or ones that grow with the buffer, need none of it.
+//
 // # Budgets
 //
 // A buffer's account (internal/budget) is charged by phys.Create and credited by the last

@@ -82,6 +82,53 @@ func middle(times []time.Duration) time.Duration {
 	return times[len(times)/2]
 }
 
+// rawCopies copies a sleeper's memory by pieces on two streams, to and from pinned memory.
+type rawCopies struct {
+	*benchSleeper
+	host    *cuda.HostBuffer
+	streams [2]*cuda.Stream
+}
+
+func newRawCopies(s *benchSleeper) *rawCopies {
+	host, err := s.d.NewHostBuffer(min(s.n, rawHost))
+	require.NoError(s, err)
+	r := &rawCopies{benchSleeper: s, host: host}
+	for i := range r.streams {
+		r.streams[i], err = s.d.NewStream(cuda.StreamOptions{})
+		require.NoError(s, err)
+	}
+	return r
+}
+
+func (r *rawCopies) close() {
+	for _, st := range r.streams {
+		require.NoError(r, st.Close())
+	}
+	require.NoError(r, r.host.Close())
+}
+
+func (r *rawCopies) out() time.Duration {
+	return r.copy(func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error { return st.CopyToHost(part, at) })
+}
+
+func (r *rawCopies) in() time.Duration {
+	return r.copy(func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error { return st.CopyFromHost(at, part) })
+}
+
+func (r *rawCopies) copy(way func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error) time.Duration {
+	start := time.Now()
+	for at := 0; at < r.n; at += rawPiece {
+		in := at % r.host.Len()
+		part, err := r.host.Slice(in, in+rawPiece)
+		require.NoError(r, err)
+		require.NoError(r, way(r.streams[at/rawPiece%2], part, r.b.Ptr()+cuda.Ptr(at)))
+	}
+	for _, st := range r.streams {
+		require.NoError(r, st.Synchronize())
+	}
+	return time.Since(start)
+}
+
 // BenchmarkSuspend keeps the bytes in host memory that is pinned already. Promised: all of Suspend
 // and all of Resume reach 0.97 of the rate of raw copies by pieces of 4 MiB on two streams (ratio).
 // Beside each a copy of 4 KiB on another stream, either way, takes 0.1 ms at most at the 99th
@@ -89,28 +136,8 @@ func middle(times []time.Duration) time.Duration {
 func BenchmarkSuspend(b *testing.B) {
 	sleepers(b, 1, rawHost, func(s *benchSleeper) {
 		bulk.Of(s.ctx).Retain(uint64(s.n))
-		host, err := s.d.NewHostBuffer(min(s.n, rawHost))
-		require.NoError(s, err)
-		defer func() { require.NoError(s, host.Close()) }()
-		var streams [2]*cuda.Stream
-		for i := range streams {
-			streams[i], err = s.d.NewStream(cuda.StreamOptions{})
-			require.NoError(s, err)
-			defer func() { require.NoError(s, streams[i].Close()) }()
-		}
-		raw := func(way func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error) time.Duration {
-			start := time.Now()
-			for at := 0; at < s.n; at += rawPiece {
-				in := at % host.Len()
-				part, err := host.Slice(in, in+rawPiece)
-				require.NoError(s, err)
-				require.NoError(s, way(streams[at/rawPiece%2], part, s.b.Ptr()+cuda.Ptr(at)))
-			}
-			for _, st := range streams {
-				require.NoError(s, st.Synchronize())
-			}
-			return time.Since(start)
-		}
+		raw := newRawCopies(s)
+		defer raw.close()
 		s.cycle(vmm.SuspendOptions{}) // pins
 		var out, in, copyOut, copyIn, rawOut, rawIn []time.Duration
 		rates := &s.ctx.System().Rates
@@ -118,8 +145,7 @@ func BenchmarkSuspend(b *testing.B) {
 			o, i := s.cycle(vmm.SuspendOptions{})
 			out, in = append(out, o), append(in, i)
 			copyOut, copyIn = append(copyOut, rates.Out.Expected(uint64(s.n))), append(copyIn, rates.In.Expected(uint64(s.n)))
-			rawOut = append(rawOut, raw(func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error { return st.CopyToHost(part, at) }))
-			rawIn = append(rawIn, raw(func(st *cuda.Stream, part cuda.HostSlice, at cuda.Ptr) error { return st.CopyFromHost(at, part) }))
+			rawOut, rawIn = append(rawOut, raw.out()), append(rawIn, raw.in())
 		}
 		round() // warms the raw copies up
 		out, in, copyOut, copyIn, rawOut, rawIn = nil, nil, nil, nil, nil, nil
@@ -141,6 +167,7 @@ func BenchmarkSuspend(b *testing.B) {
 		defer probe.close()
 		alone := p99(probe.launches(func() { time.Sleep(300 * time.Millisecond) }))
 		s.ReportMetric(alone, "launch-alone-p99-µs")
+		var err error
 		for name, times := range map[string]func(during func()) []time.Duration{"4KiB-out": probe.out, "4KiB-in": probe.in, "launch": probe.launches} {
 			var out, in []time.Duration
 			for range 3 {
@@ -154,6 +181,41 @@ func BenchmarkSuspend(b *testing.B) {
 			s.ReportMetric(p99(in), "in-beside-"+name+"-p99-µs")
 		}
 	})
+}
+
+// BenchmarkSuspendSmallChunks suspends 16 GiB in chunks of 2 MiB. It promises nothing, and shows what
+// chunks of that size cost: beside raw copies by pieces of 4 MiB on two streams (ratio).
+func BenchmarkSuspendSmallChunks(b *testing.B) {
+	const n, chunk = 16 * gib, 2 << 20
+	d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
+	h, _ := limits.OfHost()
+	if err := h.Check(n + rawHost); err != nil {
+		b.Skip(err)
+	}
+	ctx, err := core.ContextOf(testOp, d)
+	require.NoError(b, err)
+	buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n, Chunks: vmm.FixedChunks(chunk)})
+	require.NoError(b, err)
+	defer func() { require.NoError(b, buffer.Close()) }()
+	require.NoError(b, buffer.Resize(nil, n))
+	s := &benchSleeper{b, d, ctx, buffer, n}
+	bulk.Of(ctx).Retain(n)
+	raw := newRawCopies(s)
+	defer raw.close()
+	s.cycle(vmm.SuspendOptions{}) // pins
+	for b.Loop() {
+		s.cycle(vmm.SuspendOptions{})
+	}
+	var out, in, rawOut, rawIn []time.Duration
+	for range rounds {
+		o, i := s.cycle(vmm.SuspendOptions{})
+		out, in = append(out, o), append(in, i)
+		rawOut, rawIn = append(rawOut, raw.out()), append(rawIn, raw.in())
+	}
+	b.ReportMetric(float64(middle(rawOut))/float64(middle(out)), "out-ratio")
+	b.ReportMetric(float64(middle(rawIn))/float64(middle(in)), "in-ratio")
+	b.ReportMetric(float64(middle(out).Microseconds())/1e3, "out-ms")
+	b.ReportMetric(float64(middle(in).Microseconds())/1e3, "in-ms")
 }
 
 // BenchmarkSuspendGuard lays a guard under what was dropped. Promised: 34 ms for 64 GiB (guard-ms-64GiB),
