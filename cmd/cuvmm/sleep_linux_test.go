@@ -10,11 +10,13 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/csrc"
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
 	"github.com/cuvmm/cuvmm/cuda/sim"
@@ -174,13 +176,21 @@ type slumber struct {
 }
 
 func newSlumber(t *testing.T, kind string) *slumber {
+	folder := filepath.Join(t.TempDir(), "machine")
+	t.Setenv(auto.DriverEnv, string(auto.Software))
+	t.Setenv(sim.MachineEnv, fmt.Sprintf(`{"Folder": %q, "Devices": [{"Memory": %d, "ContextMemory": %d}]}`, folder, 256<<20, 16<<20))
+	s := startSlumber(t, kind)
+	s.folder = folder
+	return s
+}
+
+// startSlumber starts the process on the driver that the environment says.
+func startSlumber(t *testing.T, kind string) *slumber {
 	dir, err := os.MkdirTemp("", "sleep") //nolint:usetesting // which makes longer paths than a socket's may be
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	s := &slumber{t: t, folder: filepath.Join(dir, "machine"), h: thisHost()}
+	s := &slumber{t: t, h: thisHost()}
 	t.Setenv("XDG_RUNTIME_DIR", dir)
-	t.Setenv(auto.DriverEnv, string(auto.Software))
-	t.Setenv(sim.MachineEnv, fmt.Sprintf(`{"Folder": %q, "Devices": [{"Memory": %d, "ContextMemory": %d}]}`, s.folder, 256<<20, 16<<20))
 	s.c = reexec.Command(t, "sleeper", kind)
 	s.c.Start()
 	s.woke(0)
@@ -224,6 +234,38 @@ func TestSleepAndWake(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("process %d is awake\n", s.pid), s.runs(exitOK, "wake"))
 	require.Equal(t, awake, s.taken())
 	s.runs(exitOK, "wake") // is awake already
+	s.c.Send(true)
+	s.woke(1)
+	s.c.Wait()
+}
+
+// On a GPU the memory in use is what it was before the process, within 2 MiB, while that sleeps.
+func TestSleepToZeroOnAGPU(t *testing.T) {
+	if _, err := csrc.Open(csrc.Options{}); err != nil {
+		if os.Getenv("CUVMM_REQUIRE_GPU") != "" {
+			t.Fatalf("a GPU is required: %v", err)
+		}
+		t.Skipf("no real driver: %v", err)
+	}
+	t.Setenv(auto.DriverEnv, string(auto.Real))
+	used := func() int {
+		out, err := runProgram("nvidia-smi", "-i", "0", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+		require.NoError(t, err)
+		n, err := strconv.Atoi(strings.TrimSpace(out))
+		require.NoError(t, err)
+		return n
+	}
+	before := used()
+	s := startSlumber(t, plainMemory)
+	awake := used()
+	begun := time.Now()
+	s.runs(exitOK, "sleep")
+	out := time.Since(begun)
+	asleep := used()
+	begun = time.Now()
+	s.runs(exitOK, "wake")
+	t.Logf("MiB in use: %d before the process, %d with it, %d while it sleeps; sleep took %v, wake %v", before, awake, asleep, out, time.Since(begun))
+	require.InDelta(t, before, asleep, 2)
 	s.c.Send(true)
 	s.woke(1)
 	s.c.Wait()
