@@ -1,8 +1,19 @@
 package cuda
 
 import (
+	"io/fs"
+
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/limits"
 )
+
+// ReadDeviceLimits has limits on device memory be read from the files of another machine, until
+// restore is called.
+func ReadDeviceLimits(root fs.FS) (restore func()) {
+	real := readDeviceLimits
+	readDeviceLimits = func() (map[string]limits.Limit, error) { return limits.ReadDevices(root) }
+	return func() { readDeviceLimits = real }
+}
 
 // Shared lets tests open a System as Open does, round a driver of theirs.
 type Shared = shared

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -91,6 +92,19 @@ func OfHost() (Host, error) { return ReadHost(machine) }
 // Errors are as those of OfHost. It is empty without the dmem controller, which kernels have
 // from 6.14 on and whose regions the driver of the device has to register.
 func OfDevices() (map[string]Limit, error) { return ReadDevices(machine) }
+
+// OfPCI returns the limit with the least remaining among those of OfDevices on the memory of the
+// device at an address of the PCI bus.
+func OfPCI(regions map[string]Limit, domain, bus, device int) (found Limit, ok bool) {
+	prefix := fmt.Sprintf("drm/%04x:%02x:%02x.", domain, bus, device)
+	var own []Limit
+	for region, l := range regions {
+		if strings.HasPrefix(region, prefix) {
+			own = append(own, l)
+		}
+	}
+	return least(own, Limit.Remaining)
+}
 
 // ReadHost is OfHost for a machine whose root is given.
 func ReadHost(root fs.FS) (Host, error) {

@@ -170,6 +170,20 @@ func TestDevices(t *testing.T) {
 	require.Empty(t, all)
 }
 
+// The regions of a device are found by its address.
+func TestTheLimitOfADevice(t *testing.T) {
+	all, err := limits.ReadDevices(on(map[string]string{
+		"sys/fs/cgroup/dmem.max":     "drm/0000:03:00.0/vram0 8589934592\ndrm/0000:03:00.0/stolen 4294967296\ndrm/0001:03:00.0/vram0 4096\ndrm/0000:c1:0a.0/vram0 8192\n",
+		"sys/fs/cgroup/dmem.current": "drm/0000:03:00.0/vram0 1073741824\n",
+	}))
+	require.NoError(t, err)
+	for at, want := range map[[3]int]uint64{{0, 3, 0}: 4 * gib, {1, 3, 0}: 4096, {0, 0xc1, 10}: 8192, {0, 3, 1}: 0} {
+		l, ok := limits.OfPCI(all, at[0], at[1], at[2])
+		require.Equal(t, want > 0, ok, at)
+		require.Equal(t, want, l.Bytes, at)
+	}
+}
+
 // This machine's own files are understood.
 func TestThisMachine(t *testing.T) {
 	h, err := limits.OfHost()
