@@ -30,12 +30,15 @@ type sparseModel struct {
 	closing []*vmm.Sparse // whose teardown may fail
 	words   uint64
 	faults  bool
+	zero    bool
+	nulls   int // ranges that had a null page
 	next    int
 }
 
 // modelRange is a range, and its pages: nil for a hole.
 type modelRange struct {
 	s     *vmm.Sparse
+	null  bool // lies under its holes
 	pages [modelPages]*modelPage
 }
 
@@ -49,7 +52,8 @@ const (
 // ordered.
 type modelPage struct {
 	stream int
-	word   uint64 // 0: unknown
+	known  bool
+	word   uint64
 }
 
 func newSparseModel(t *rapid.T, faults bool) *sparseModel {
@@ -64,20 +68,23 @@ func newSparseModel(t *rapid.T, faults bool) *sparseModel {
 		require.NoError(t, err)
 		md.streams, md.held = append(md.streams, s), append(md.held, false)
 	}
-	md.budget = cuda.NewBudget(modelLimit*kib64, cuda.BudgetOptions{})
-	md.pages, err = vmm.NewPages(d, vmm.PagesOptions{Page: kib64, Budget: md.budget})
+	md.budget, md.zero = cuda.NewBudget(modelLimit*kib64, cuda.BudgetOptions{}), rapid.Bool().Draw(t, "zero")
+	md.pages, err = vmm.NewPages(d, vmm.PagesOptions{Page: kib64, Budget: md.budget, Zero: md.zero})
 	require.NoError(t, err)
-	for range modelRanges {
-		md.ranges = append(md.ranges, md.open())
+	for i := range modelRanges {
+		md.ranges = append(md.ranges, md.open(i == 0 && rapid.Bool().Draw(t, "null")))
 	}
 	return md
 }
 
-func (md *sparseModel) open() *modelRange {
+func (md *sparseModel) open(null bool) *modelRange {
 	md.next++
-	s, err := vmm.NewSparse(md.sys.Devices()[0], vmm.SparseOptions{Reserve: modelPages * kib64, Pages: md.pages, Name: fmt.Sprintf("range %d", md.next)})
+	s, err := vmm.NewSparse(md.sys.Devices()[0], vmm.SparseOptions{Reserve: modelPages * kib64, Pages: md.pages, Null: null, Name: fmt.Sprintf("range %d", md.next)})
 	require.NoError(md.t, err)
-	return &modelRange{s: s}
+	if null {
+		md.nulls++
+	}
+	return &modelRange{s: s, null: null}
 }
 
 func (md *sparseModel) pick() *modelRange {
@@ -120,7 +127,7 @@ func (md *sparseModel) mapPages(*rapid.T) {
 	}
 	for i := sp.First; i < sp.First+sp.N; i++ {
 		if r.pages[i] == nil {
-			r.pages[i] = &modelPage{stream: on}
+			r.pages[i] = &modelPage{stream: on, known: md.zero}
 		}
 	}
 }
@@ -159,7 +166,7 @@ func (md *sparseModel) write(*rapid.T) {
 		md.words++
 		b := byte(md.words%255) + 1
 		require.NoError(md.t, md.streams[p.stream].Memset(pageAt(r.s, i), b, kib64))
-		p.word = uint64(b) * 0x0101010101010101
+		p.word, p.known = uint64(b)*0x0101010101010101, true
 	}
 }
 
@@ -233,7 +240,58 @@ func (md *sparseModel) reopen(*rapid.T) {
 	i := rapid.IntRange(0, len(md.ranges)-1).Draw(md.t, "range")
 	require.NoError(md.t, md.ranges[i].s.CloseAfter(md.streams...))
 	md.closing = append(md.closing, md.ranges[i].s)
-	md.ranges[i] = md.open()
+	md.ranges[i] = md.open(false)
+}
+
+// capture records a graph that writes a page, and launches it. What a stream that captures maps
+// and unmaps is refused.
+func (md *sparseModel) capture(*rapid.T) {
+	r := md.pick()
+	i := rapid.IntRange(0, modelPages-1).Draw(md.t, "page")
+	p := r.pages[i]
+	if p == nil {
+		return
+	}
+	on := md.streams[p.stream]
+	md.words++
+	b := byte(md.words%255) + 1
+	g, err := on.WithCapture(cuda.CaptureOptions{}, func() error {
+		require.NoError(md.t, r.s.Map(background, on, vmm.Span{First: i, N: 1}), "it is mapped")
+		require.ErrorIs(md.t, r.s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: i, N: 1}), cuda.ErrCapturing)
+		if hole := slices.Index(r.pages[:], nil); hole >= 0 {
+			require.ErrorIs(md.t, r.s.Map(background, on, vmm.Span{First: hole, N: 1}), cuda.ErrCapturing)
+		}
+		return on.Memset(pageAt(r.s, i), b, kib64)
+	})
+	require.NoError(md.t, err)
+	require.NoError(md.t, g.Launch(on))
+	require.NoError(md.t, g.CloseAfter(on))
+	p.word, p.known = uint64(b)*0x0101010101010101, true
+}
+
+// suspend has all ranges sleep and wake, so that pages that they share go, too.
+func (md *sparseModel) suspend(*rapid.T) {
+	var all []vmm.Memory
+	for _, r := range md.ranges {
+		all = append(all, r.s)
+	}
+	ctx, cancel := context.WithCancel(background)
+	if slices.Contains(md.held, true) {
+		cancel()
+		ctx, cancel = soon()
+	}
+	defer cancel()
+	z, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, all...)
+	if err != nil {
+		md.expected(err, context.DeadlineExceeded, cuda.ErrInUse) // what is stuck
+		return
+	}
+	require.ErrorIs(md.t, md.ranges[0].s.UnmapAfter(md.streams[:1], vmm.Span{First: 0, N: 1}), cuda.ErrSuspended)
+	if err := z.Resume(background); err != nil {
+		md.expected(err)
+		md.m.ClearFaults()
+		require.NoError(md.t, z.Resume(background))
+	}
 }
 
 func (md *sparseModel) fault(*rapid.T) {
@@ -257,7 +315,11 @@ func (md *sparseModel) check(*rapid.T) {
 		require.Equal(md.t, mapped, r.s.Stats().Mapped)
 	}
 	if !md.faults {
-		require.Equal(md.t, md.budget.Stats().Committed, md.pages.Stats().Pages*kib64)
+		nulls := md.budget.Stats().Committed/kib64 - md.pages.Stats().Pages
+		require.LessOrEqual(md.t, nulls, md.nulls)
+		if md.ranges[0].null {
+			require.Equal(md.t, 1, nulls)
+		}
 	}
 }
 
@@ -274,7 +336,7 @@ func (md *sparseModel) contents() {
 	}
 	for _, r := range md.ranges {
 		for i, p := range r.pages {
-			if p == nil || p.word == 0 {
+			if p == nil || !p.known {
 				continue
 			}
 			var word [1]uint64
@@ -315,7 +377,8 @@ func TestSparseRangesBesideAModel(t *testing.T) {
 				defer md.end()
 				rt.Repeat(map[string]func(*rapid.T){
 					"map": md.mapPages, "map again": md.mapPages, "unmapAfter": md.unmapAfter, "unmap": md.unmap, "write": md.write,
-					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "share": md.share, "replace": md.replace, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
+					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "share": md.share, "replace": md.replace,
+					"capture": md.capture, "suspend": md.suspend, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
 					"": md.check,
 				})
 			})

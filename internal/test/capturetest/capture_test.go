@@ -94,14 +94,35 @@ var operations = map[string]operation{
 			b.Resize(nil, mib), b.Clip(), b.Close())
 	},
 	"a sparse range": func(w place) error {
-		s, err := vmm.NewSparse(w.dev, vmm.SparseOptions{Reserve: 64 * mib})
+		p, err := vmm.NewPages(w.dev, vmm.PagesOptions{Zero: true, Budget: cuda.NewBudget(64*mib, cuda.BudgetOptions{})})
+		if err != nil {
+			return err
+		}
+		w.closed(p)
+		s, err := vmm.NewSparse(w.dev, vmm.SparseOptions{Reserve: 64 * mib, Pages: p})
+		if err != nil {
+			return err
+		}
+		w.closed(s)
+		part, one := vmm.Span{First: 3, N: 2}, vmm.Span{First: 9, N: 1}
+		err = errors.Join(s.Map(w.within, w.stream, part), s.UnmapAfter([]*cuda.Stream{w.stream}, part), s.Map(w.within, nil, part),
+			s.Share(w.within, s, 9, vmm.Span{First: 3, N: 1}), s.Replace(w.within, w.stream, 9), s.Share(w.within, s, 10, one), s.Replace(w.within, nil, 10),
+			gputest.Err(p.Fill(w.within, mib)))
+		for _, on := range []*cuda.Stream{w.stream, nil} {
+			v, failed := vmm.ViewOf[byte](s, 3*s.Page(), s.Page())
+			err = errors.Join(err, failed, v.Zero(on), v.CopyFrom(on, make([]byte, v.Len())), v.CopyTo(on, make([]byte, v.Len())))
+		}
+		return errors.Join(err, s.Unmap(w.within, part), gputest.Err(p.Trim(0)), s.Close(), p.Close())
+	},
+	"a sparse range with a null page": func(w place) error {
+		s, err := vmm.NewSparse(w.dev, vmm.SparseOptions{Reserve: 16 * mib, Null: true})
 		if err != nil {
 			return err
 		}
 		w.closed(s)
 		part := vmm.Span{First: 3, N: 2}
 		return errors.Join(s.Map(w.within, w.stream, part), s.UnmapAfter([]*cuda.Stream{w.stream}, part), s.Map(w.within, nil, part),
-			s.Unmap(w.within, part), gputest.Err(s.Pages().Trim(0)), s.Close())
+			s.Unmap(w.within, part), s.Close())
 	},
 	"suspended memory": func(w place) error {
 		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
