@@ -259,6 +259,101 @@ func BenchmarkSparseDecode(b *testing.B) {
 	}
 }
 
+// BenchmarkSparseLayout grows a sequence by blocks of 16 tokens of 128 KiB: with a page for each
+// block, and with a page for 16 of them. Promised: the first is slower, by block/many, some 16 times.
+func BenchmarkSparseLayout(b *testing.B) {
+	const blocks, block, many = 1024, 2 * mib, 16
+	d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
+	grow := func(page int) time.Duration {
+		s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: blocks * block, Page: page, Memory: plainPages(page).Memory})
+		require.NoError(b, err)
+		start := time.Now()
+		for i := range blocks {
+			require.NoError(b, s.Map(context.Background(), nil, vmm.Span{First: i * block / page, N: 1}))
+		}
+		took := time.Since(start)
+		require.NoError(b, s.Close())
+		return took
+	}
+	var each, shared []time.Duration
+	for b.Loop() {
+		for range 3 {
+			each, shared = append(each, grow(block)), append(shared, grow(many*block))
+		}
+	}
+	b.ReportMetric(0, "ns/op")
+	b.ReportMetric(perPage(each, blocks), "each-us/block")
+	b.ReportMetric(perPage(shared, blocks), "many-us/block")
+	b.ReportMetric(perPage(each, blocks)/perPage(shared, blocks), "each/many")
+}
+
+// BenchmarkSparseFootprint is what the device has taken once a burst has ended, beside what is
+// live. Promised: taken/live of at most 1.2.
+func BenchmarkSparseFootprint(b *testing.B) {
+	const n, live, high = 1024, 256, 16
+	d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
+	on, err := d.NewStream(cuda.StreamOptions{})
+	require.NoError(b, err)
+	before := free(b, d)
+	for b.Loop() {
+		o := plainPages(2 * mib)
+		o.High, o.Idle = high, 100*time.Millisecond
+		pages, err := vmm.NewPages(d, o)
+		require.NoError(b, err)
+		s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: n * 2 * mib, Pages: pages})
+		require.NoError(b, err)
+		require.NoError(b, s.Map(context.Background(), on, vmm.Span{First: 0, N: n}))
+		for i := range n {
+			if i%(n/live) > 0 {
+				require.NoError(b, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: i, N: 1}))
+			}
+		}
+		require.Eventually(b, func() bool { return pages.Stats().Pages == live+high }, testTimeout, 10*time.Millisecond, "%+v", pages.Stats())
+		b.ReportMetric(0, "ns/op")
+		b.ReportMetric(float64(before-free(b, d))/float64(live*2*mib), "taken/live")
+		require.NoError(b, s.Close())
+		require.NoError(b, pages.Close())
+	}
+	require.NoError(b, on.Close())
+}
+
+// BenchmarkSparseCommit reserves as much as the device has, maps what warming up needs, captures
+// and launches a graph, and commits all but a headroom of 1 GiB. Promised: unused is below the
+// size of a page. What mapping takes besides, for page tables, is tables-bytes/page.
+func BenchmarkSparseCommit(b *testing.B) {
+	const headroom, warm = gib, 8
+	for _, page := range []int{2 * mib, 16 * mib} {
+		b.Run(fmt.Sprintf("%dMiB", page/mib), func(b *testing.B) {
+			d := gputest.RealWith(b, cuda.Options{NamedStreamsOnly: true})
+			on, err := d.NewStream(cuda.StreamOptions{})
+			require.NoError(b, err)
+			for b.Loop() {
+				s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: d.TotalMemory(), Page: page, Memory: plainPages(page).Memory})
+				require.NoError(b, err)
+				require.NoError(b, s.Map(context.Background(), on, vmm.Span{First: 0, N: warm}))
+				g, err := on.WithCapture(cuda.CaptureOptions{}, func() error { return on.Memset(s.Ptr(), 1, warm*page) })
+				require.NoError(b, err)
+				require.NoError(b, g.Launch(on))
+				require.NoError(b, on.Synchronize())
+				start := time.Now()
+				n, err := s.Pages().Fill(context.Background(), headroom)
+				require.NoError(b, err)
+				filled, left := time.Since(start), free(b, d)
+				require.NoError(b, s.Map(context.Background(), on, vmm.Span{First: 0, N: warm + n}))
+				b.ReportMetric(0, "ns/op")
+				b.ReportMetric(float64(left-headroom)/float64(page), "unused-pages")
+				b.ReportMetric(float64(left-free(b, d))/float64(n), "tables-bytes/page")
+				b.ReportMetric(float64(filled.Microseconds())/float64(n), "fill-us/page")
+				require.NoError(b, g.Launch(on))
+				require.NoError(b, on.Synchronize())
+				require.NoError(b, g.Close())
+				require.NoError(b, s.Close())
+			}
+			require.NoError(b, on.Close())
+		})
+	}
+}
+
 // cpu is the processor time of this process so far, which other processes do not lengthen.
 func cpu() time.Duration {
 	var u syscall.Rusage
@@ -337,38 +432,48 @@ func BenchmarkSparsePages(b *testing.B) {
 	}
 }
 
-// BenchmarkSparseSequences begins and ends sequences that have a range of 64 GiB each, so that
-// 10,000 at once would take more addresses than there are. Slots are reused: the ranges are those
-// of the most sequences at a time.
+// BenchmarkSparseSequences begins and ends 10,000 sequences that have a range of 64 GiB each, which
+// at once would take more addresses than there are. Slots are reused: there are as many ranges as
+// sequences at a time. Promised: flat, however many slots there are. Times are of the processor.
 func BenchmarkSparseSequences(b *testing.B) {
-	const atOnce, reserve = 1_000, 64 * gib
-	m, err := sim.New(sim.Options{})
-	require.NoError(b, err)
-	sys, err := m.OpenOwned(cuda.Options{NamedStreamsOnly: true})
-	require.NoError(b, err)
-	d := sys.Devices()[0]
-	on, err := d.NewStream(cuda.StreamOptions{})
-	require.NoError(b, err)
-	pages, err := vmm.NewPages(d, vmm.PagesOptions{})
-	require.NoError(b, err)
-	var slots []*vmm.Sparse
-	for range atOnce {
-		s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: reserve, Pages: pages})
-		require.NoError(b, err)
-		slots = append(slots, s)
-	}
-	part := vmm.Span{First: 0, N: 4}
-	sequences := 0
-	for b.Loop() {
-		s := slots[sequences%atOnce]
-		require.NoError(b, s.Map(context.Background(), on, part))
-		require.NoError(b, s.UnmapAfter([]*cuda.Stream{on}, part))
-		sequences++
-	}
-	for _, s := range slots {
-		require.NoError(b, s.Close())
-	}
-	for _, c := range []closer{pages, on, sys} {
-		require.NoError(b, c.Close())
+	const sequences, reserve = 10_000, 64 * gib
+	for _, slots := range []int{10, 100, 1_000} {
+		b.Run(fmt.Sprint(slots), func(b *testing.B) {
+			m, err := sim.New(sim.Options{})
+			require.NoError(b, err)
+			sys, err := m.OpenOwned(cuda.Options{NamedStreamsOnly: true})
+			require.NoError(b, err)
+			d := sys.Devices()[0]
+			on, err := d.NewStream(cuda.StreamOptions{})
+			require.NoError(b, err)
+			pages, err := vmm.NewPages(d, vmm.PagesOptions{})
+			require.NoError(b, err)
+			var all []*vmm.Sparse
+			for range slots {
+				s, err := vmm.NewSparse(d, vmm.SparseOptions{Reserve: reserve, Pages: pages})
+				require.NoError(b, err)
+				all = append(all, s)
+			}
+			part := vmm.Span{First: 0, N: 4}
+			begin := func(s *vmm.Sparse) { require.NoError(b, s.Map(context.Background(), on, part)) }
+			for _, s := range all {
+				begin(s)
+			}
+			start := cpu()
+			for b.Loop() {
+				for i := range sequences {
+					require.NoError(b, all[i%slots].UnmapAfter([]*cuda.Stream{on}, part))
+					begin(all[i%slots])
+				}
+			}
+			b.ReportMetric(0, "ns/op")
+			b.ReportMetric(float64((cpu()-start).Nanoseconds())/float64(b.N*sequences), "ns/sequence")
+			for _, s := range all {
+				require.NoError(b, s.Close())
+			}
+			for _, c := range []closer{pages, on, sys} {
+				require.NoError(b, c.Close())
+			}
+		})
 	}
 }
