@@ -522,6 +522,19 @@ var scenarios = []scenario{
 		w.sparse(4)
 		require.NoError(w.t, w.ranges[0].Unmap(w.ctx(), vmm.Span{First: 1, N: 3}))
 	}, op: func(w *world) error { return gputest.Err(w.pages.Trim(0)) }},
+	{name: "Pages.Fill", setup: func(w *world) {
+		var err error
+		w.pages, err = vmm.NewPages(w.d, vmm.PagesOptions{Page: kib64, Budget: cuda.NewBudget(6*kib64, cuda.BudgetOptions{})})
+		require.NoError(w.t, err)
+		w.own(w.pages)
+		w.sparse(2)
+	}, op: func(w *world) error {
+		_, err := w.pages.Fill(w.ctx(), mib)
+		if err != nil { // what it has made is free
+			err = errors.Join(err, gputest.Err(w.pages.Trim(0)))
+		}
+		return err
+	}},
 	{name: "Pages.Close", tears: true, setup: func(w *world) { w.sparse(2); require.NoError(w.t, w.ranges[0].Close()) },
 		op: func(w *world) error { return w.pages.Close() }},
 	{name: "Mapping.CloseAfter", tears: true, setup: func(w *world) { w.mappings(3, both(w, vmm.ReadWrite)...) },

@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/limits"
 	"github.com/cuvmm/cuvmm/internal/memspec"
 	"github.com/cuvmm/cuvmm/internal/pages"
 	"github.com/cuvmm/cuvmm/internal/phys"
@@ -107,6 +110,7 @@ func newPages(op string, d *cuda.Device, o PagesOptions) (*Pages, error) {
 		}
 		return makePages(op, d, s, n, phys.TryCreate)
 	}
+	in.Remaining = func(op string) (uint64, error) { return remaining(op, d, prop.Location) }
 	return &Pages{s: pages.NewSource(core.SystemOf(d), in, within, label), dev: d}, nil
 }
 
@@ -193,6 +197,60 @@ func (p *Pages) Trim(need int) (freed int, err error) {
 	defer in.Closer.Release()
 	n, err := in.Trim(op, uint64(need))
 	return int(n), err
+}
+
+// Fill makes pages until one more would leave less than headroom bytes of memory free, or exceed
+// the budget, and returns how many free pages the source has then. If less is free already it
+// gives free pages back. What is free is what the driver says, or the limit of the control group
+// (Device.MemoryLimit) if that has less; for pages on the host it is the kernel's estimate, or the
+// limit of a control group.
+//
+// The pages are for later calls of Map, which need make none. They stay, whatever
+// PagesOptions.Idle says, until Trim gives them back, or the device or the budget lacks memory.
+// When ctx ends Fill returns, and what it has made goes as other free pages do.
+func (p *Pages) Fill(ctx context.Context, headroom int) (free int, err error) {
+	const op = "vmm.Pages.Fill"
+	in, err := p.inner(op)
+	switch {
+	case err != nil:
+		return 0, err
+	case ctx == nil:
+		return 0, errNilContext(op)
+	case headroom < 0:
+		return 0, errs.Invalid(op, fmt.Sprintf("a headroom of %d bytes", headroom), "use a size in bytes, or 0 for none")
+	}
+	if !in.Closer.Acquire() {
+		return 0, errs.ClosedError(op, in.Title())
+	}
+	defer in.Closer.Release()
+	err = in.Fill(ctx, op, uint64(headroom))
+	st := in.Stats()
+	return st.Pages - st.Used, err
+}
+
+// remaining returns how much memory can be taken at a location.
+func remaining(op string, d *cuda.Device, at driver.Location) (uint64, error) {
+	if at.Type != driver.LocationDevice {
+		h, err := limits.OfHost()
+		l, known := h.Tightest()
+		if !known {
+			return 0, errors.Join(errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: "the free memory of the host, which is not known here",
+				Hint: "map as many pages as the program is to have"}), err)
+		}
+		return l.Remaining(), nil
+	}
+	on, err := d.System().Device(int(at.ID))
+	if err != nil {
+		return 0, err
+	}
+	free, _, err := on.MemoryInfo()
+	if err != nil {
+		return 0, err
+	}
+	if l, limited, err := on.MemoryLimit(); err == nil && limited { // a file that makes no sense limits nothing
+		free = min(free, l.Remaining())
+	}
+	return uint64(free), nil
 }
 
 // Close gives all pages back. While a range uses the source it returns ErrInUse, and the source

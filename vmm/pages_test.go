@@ -61,6 +61,51 @@ func TestIdlePagesAreGivenBack(t *testing.T) {
 	require.Equal(t, 54-3, p.Stats().Returned)
 }
 
+// After a burst the device's memory that is taken is at most 1.2 of what is live, wherever in the
+// ranges that lies.
+func TestTheFootprintAfterABurst(t *testing.T) {
+	_, d := open(t)
+	on := stream(t, d)
+	p := source(t, d, vmm.PagesOptions{High: 8, Idle: 10 * time.Millisecond})
+	before := free(t, d)
+	var ranges []*vmm.Sparse
+	for range 8 {
+		s := sparse(t, d, 64, vmm.SparseOptions{Pages: p})
+		require.NoError(t, s.Map(background, on, vmm.Span{First: 0, N: 64}))
+		ranges = append(ranges, s)
+	}
+	live := 0
+	for _, s := range ranges {
+		for i := range 64 {
+			if i%8 == 3 {
+				live++
+				continue
+			}
+			require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: i, N: 1}))
+		}
+	}
+	becomes(t, p, live+8)
+	require.LessOrEqual(t, before-free(t, d), live*sparsePage*12/10)
+}
+
+// A page for each block takes a driver's map and grant for each; a page of many blocks takes them
+// once, and none for the blocks that follow.
+func TestAPageForEachBlockCostsCallsForEachBlock(t *testing.T) {
+	const blocks, block = 64, sparsePage
+	calls := func(page int) int {
+		m, d := open(t)
+		on := stream(t, d)
+		s := sparse(t, d, blocks*block/page, vmm.SparseOptions{Page: page})
+		before := vmmCalls(m)
+		for i := range blocks { // as a sequence grows
+			require.NoError(t, s.Map(background, on, vmm.Span{First: i * block / page, N: 1}))
+		}
+		return vmmCalls(m) - before
+	}
+	require.Equal(t, 3*blocks, calls(block))
+	require.Equal(t, 3*blocks/16, calls(16*block))
+}
+
 // Pages that are needed within the time are not given back.
 func TestPagesInUseNowAndThenStay(t *testing.T) {
 	_, d := open(t)

@@ -182,6 +182,27 @@ func TestPagesMoveAtOnceWithinAStream(t *testing.T) {
 	require.Equal(t, vmm.SparseStats{Pages: 4}, a.Stats())
 }
 
+// Pages that move on within a stream leave old places behind, which are unmapped once the GPU has
+// passed them, though nothing waits for them.
+func TestOldPlacesDoNotPileUp(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		on := stream(t, d)
+		p := source(t, d, vmm.PagesOptions{})
+		const slots = 400
+		s := sparse(t, d, slots, vmm.SparseOptions{Pages: p})
+		mappings := 0
+		for i := range slots {
+			require.NoError(t, s.Map(background, on, vmm.Span{First: i, N: 1}))
+			write(t, on, s, i, uint64(i))
+			require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, vmm.Span{First: i, N: 1}))
+			require.NoError(t, on.Synchronize())
+			mappings = max(mappings, d.System().Stats().Mappings)
+		}
+		require.Equal(t, 1, p.Stats().Made)
+		require.Less(t, mappings, 100)
+	})
+}
+
 // Map waits for the work of another stream under the hole, until its context ends.
 func TestMapWaitsForWorkUnderTheHole(t *testing.T) {
 	m, d := open(t)

@@ -142,6 +142,22 @@ func (b *Budget) lackingLocked(n uint64) uint64 {
 	return b.committed + n - b.limit
 }
 
+// Remaining returns how many bytes can be charged yet, on every level.
+func (a *Account) Remaining() uint64 {
+	n := ^uint64(0)
+	if a == nil {
+		return n
+	}
+	a.budget.tree.mu.Lock()
+	defer a.budget.tree.mu.Unlock()
+	for b := a.budget; b != nil; b = b.parent {
+		if b.limit > 0 {
+			n = min(n, b.limit-min(b.limit, b.committed))
+		}
+	}
+	return n
+}
+
 // SetLimit changes the limit. Nothing is taken from the owners.
 func (b *Budget) SetLimit(limit uint64) {
 	b.tree.mu.Lock()

@@ -76,6 +76,7 @@ func TestBudgetsAreSums(t *testing.T) {
 					had, _ := sum(i)
 					fits = fits && (nodes[i].limit == 0 || had+n <= nodes[i].limit)
 				}
+				require.Equal(t, fits, n <= h.a.Remaining())
 				err := h.a.Charge(n)
 				require.Equal(t, fits, err == nil)
 				if !fits {

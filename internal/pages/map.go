@@ -268,6 +268,9 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 		}
 		s.refile(op, cleared) // a page that was stuck alone is free
 	}()
+	if s.crowded() {
+		s.advance()
+	}
 	s.clean(op, 2*len(q.holes))
 	if err := s.unmap(op, append(s.passedPlaces(pages), q.clear...)); err != nil {
 		return err

@@ -47,6 +47,7 @@ type Source struct {
 	// not unmap.
 	moved, stuck []*place
 	used         int // pages
+	floor        int // pages that upkeep keeps
 	stats        Stats
 
 	upkeep upkeep
@@ -64,6 +65,8 @@ type Options struct {
 	// Low, High and Idle are how many free pages there are to be: see vmm.PagesOptions.
 	Low, High int
 	Idle      time.Duration
+	// Remaining returns how many bytes of memory are left for pages, whatever the budget says.
+	Remaining func(op string) (uint64, error)
 	// Make creates n pages, or none. If it is not to be patient it calls the driver once for
 	// each, and asks no one for memory.
 	Make func(op string, s *Source, n int, patient bool) ([]*phys.Handle, error)
@@ -177,6 +180,9 @@ func (s *Source) create(op string, n int, patient bool) ([]*page, error) {
 // countLocked counts pages that were made, or, if n is negative, given back.
 func (s *Source) countLocked(n int) {
 	s.stats.Pages += n
+	if n < 0 {
+		s.floor = min(s.floor, s.stats.Pages) // what a Trim gave back is not kept
+	}
 	s.SetBytes(uint64(s.stats.Pages) * s.Page)
 }
 
@@ -273,6 +279,15 @@ func (s *Source) retry(op string) {
 		}
 	}
 	s.refile(op, pagesOf(stuck))
+}
+
+// crowded reports whether there are so many old places that a change is to ask whether the GPU has
+// passed them. Pages that move on within a stream leave one each time, and nothing else asks. Some
+// are worth their address: a page that comes back to one needs no driver call.
+func (s *Source) crowded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.moved) > 64+4*s.stats.Pages
 }
 
 // clean unmaps old places whose page is in use elsewhere and that the GPU has passed, at most

@@ -104,7 +104,7 @@ func (s *Source) noticeLocked() {
 	switch {
 	case s.stock.n+s.ready.n < s.Low:
 		u.wake(s, 0)
-	case free > s.High && s.Idle > 0 && u.since.IsZero():
+	case free > s.High && s.stats.Pages > s.floor && s.Idle > 0 && u.since.IsZero():
 		u.since, u.least = time.Now(), free
 		u.wake(s, s.Idle)
 	}
@@ -205,12 +205,22 @@ func (s *Source) makeAhead() bool {
 	return true
 }
 
+// trimTo gives back so many pages at most, none of those that a Fill has made.
+func (s *Source) trimTo(most int) (freed uint64, err error) {
+	s.turn.Lock()
+	defer s.turn.Unlock()
+	s.mu.Lock()
+	most = min(most, s.stats.Pages-s.floor)
+	s.mu.Unlock()
+	return s.trim(upkeepOp, uint64(max(most, 0))*s.Page)
+}
+
 // returned gives back what was free for the whole of the last window, beyond the high mark.
 func (s *Source) returned() (after time.Duration) {
 	u := &s.upkeep
 	s.mu.Lock()
 	free, since := s.stats.Pages-s.used, u.since
-	excess := min(u.least, free) - s.High
+	excess := min(min(u.least, free)-s.High, s.stats.Pages-s.floor)
 	if rest := s.Idle - time.Since(since); since.IsZero() || rest > 0 {
 		s.mu.Unlock()
 		if since.IsZero() {
@@ -225,9 +235,7 @@ func (s *Source) returned() (after time.Duration) {
 		return never
 	}
 	s.mu.Unlock()
-	s.turn.Lock()
-	freed, err := s.trim(upkeepOp, uint64(min(excess, returnBatch))*s.Page)
-	s.turn.Unlock()
+	freed, err := s.trimTo(min(excess, returnBatch))
 	if err != nil {
 		s.System().Config.Log.Error("cuvmm: a source of pages could not give back what it did not need", "error", err)
 	}
