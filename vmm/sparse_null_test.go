@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -98,4 +99,14 @@ func TestWorkInHolesIsWaitedFor(t *testing.T) {
 	require.NoError(t, gputest.Err(p.Trim(0)))
 	require.Equal(t, 1, s.Stats().Freed)
 	w.end()
+}
+
+// A hole that the null page could not be taken from is tried alone, and the others with it.
+func TestAHoleThatKeepsItsNullPage(t *testing.T) {
+	m, d := open(t)
+	s := sparse(t, d, 8, vmm.SparseOptions{Null: true})
+	m.Inject(sim.Fault{Call: "cuMemUnmap", Times: 1, Result: code})
+	require.ErrorContains(t, s.Map(background, nil, vmm.Span{First: 5, N: 1}), "cuMemUnmap")
+	require.NoError(t, s.Map(background, nil, vmm.Span{First: 4, N: 1}))
+	require.NoError(t, s.Close())
 }

@@ -41,14 +41,30 @@ func (r *Range) cover(op string, first, n int) error {
 	return nil
 }
 
-// uncover unmaps the null page under holes. The GPU has passed the work there.
+// uncover unmaps the null page under holes. The GPU has passed the work there. A hole where that
+// failed before is tried alone: in a run, what failed is all that is tried again.
 func (r *Range) uncover(op string, first, n int) error {
-	for at, n := range runs(r.covered(first, n)) {
-		if err := r.res.UnmapRun(op, uint64(at)*r.Page(), uint64(n)*r.Page()); err != nil {
+	var whole []int
+	for _, at := range r.covered(first, n) {
+		if r.res.Left(uint64(at)*r.Page(), r.Page()) == 0 {
+			whole = append(whole, at)
+		} else if err := r.uncoverRun(op, at, 1); err != nil {
 			return err
 		}
-		r.setBare(at, n, true)
 	}
+	for at, n := range runs(whole) {
+		if err := r.uncoverRun(op, at, n); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Range) uncoverRun(op string, first, n int) error {
+	if err := r.res.UnmapRun(op, uint64(first)*r.Page(), uint64(n)*r.Page()); err != nil {
+		return err
+	}
+	r.setBare(first, n, true)
 	return nil
 }
 
