@@ -41,13 +41,12 @@ func ExampleDevice_MemoryLimit() {
 	sys := system()
 	defer closing(sys)
 	const others = 1 << 30
-	limit := sys.Devices()[0].TotalMemory()
 	l, limited, err := sys.Devices()[0].MemoryLimit()
 	check(err)
-	if limited {
-		limit = l.Bytes
+	if !limited {
+		l = cuda.MemoryLimit{Bytes: sys.Devices()[0].TotalMemory()}
 	}
-	budget := cuda.NewBudget(limit-others, cuda.BudgetOptions{Name: "device 0"})
+	budget := cuda.NewBudget(l.Bytes-others, cuda.BudgetOptions{Name: "device 0"})
 	fmt.Println(budget.Stats().Limit>>30, "GiB")
 	// Output:
 	// 15 GiB
