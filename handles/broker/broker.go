@@ -245,11 +245,15 @@ func (b *Broker) Close() error {
 
 // failed returns why the broker serves nobody any more, unless it was closed.
 func (b *Broker) failed() error {
-	if b.closer.Closed() || b.ctx.Err() == nil {
+	if b.closer.Closed() {
 		return nil
 	}
-	return context.Cause(b.ctx)
+	return b.ending()
 }
+
+// ending returns why the broker serves nobody any more. A request that meets that may be half done, so
+// it gets no reply: the client asks the next broker.
+func (b *Broker) ending() error { return context.Cause(b.ctx) }
 
 // keep has the keeper keep an object. Without its reply nothing that a client is told would hold, so
 // the broker fails.
@@ -297,10 +301,9 @@ func (b *Broker) drop(gone []*object) {
 		if f == nil {
 			continue // who makes its memory finds that it has ended
 		}
-		if b.keeper != nil {
+		if b.keeper != nil && b.ctx.Err() == nil { // one that closes leaves the keeper as it is
 			if err := b.keeper.Drop(b.ctx, o.key); err != nil {
 				b.fail(err)
-				return
 			}
 		}
 		b.mu.Lock()

@@ -130,7 +130,7 @@ func (s *session) handle(ctx context.Context, r *request) error {
 			})
 		}
 	}
-	if why := s.b.failed(); why != nil {
+	if why := s.b.ending(); why != nil {
 		return s.fail(why) // what was done may not be kept
 	}
 	if err != nil {
@@ -161,7 +161,7 @@ func (s *session) give(ctx context.Context, op string, r *request) error {
 		find = s.create
 	}
 	g, err := find(op, r)
-	if why := s.b.failed(); why != nil {
+	if why := s.b.ending(); why != nil {
 		return s.fail(why)
 	}
 	if err != nil {
@@ -170,7 +170,11 @@ func (s *session) give(ctx context.Context, op string, r *request) error {
 	defer s.b.unuse(g.files)
 	err = s.send(ctx, &reply{kind: wire.BrokerObject, number: r.number, key: g.key, objects: []Listing{g.about}, manifest: g.manifest})
 	if err == nil {
-		err = handles.SendFDs(ctx, s.c, g.memory, g.files.chunks)
+		// A broker that ends gives no reason, which the client would take for its answer: the connection
+		// ends, and it asks the next one.
+		stop := context.AfterFunc(ctx, func() { _ = s.c.Close() })
+		err = handles.SendFDs(context.WithoutCancel(ctx), s.c, g.memory, g.files.chunks)
+		stop()
 	}
 	// The client says itself that it has let go of what it could not map: it may have mapped it, and
 	// only the confirmation failed.

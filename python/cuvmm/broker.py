@@ -303,12 +303,12 @@ class Broker(OfProcess):
                         result = do(ch)
                         self._release(ch)  # what could not be mapped
                         return result
-                    except (GoneError, ProtocolError):
-                        self._drop()
                     except _Denied as e:
                         raise e.error from None
                     except Error:
-                        raise  # of this side: the broker's reply was read whole
+                        if not ch.ended:
+                            raise  # of this side: the broker's reply was read whole
+                        self._drop()
                     except BaseException:
                         self._drop()  # Ctrl-C: a reply may be on its way
                         raise

@@ -129,6 +129,11 @@ class Channel(OfProcess):
     def peer(self) -> Optional[_conn.Peer]:
         return self._conn.peer
 
+    @property
+    def ended(self) -> bool:
+        """Whether the connection has ended, for whatever reason."""
+        return self._conn.hung_up()
+
     def close(self) -> None:
         """Ends the connection. Memory that was received stays mapped; messages that no call has taken are dropped. Idempotent."""
         self._conn.close()
