@@ -56,7 +56,7 @@ func label(t pool.Tag) string {
 // counts are the numbers of a pool, which take no walk.
 func counts(device int, s pool.Stats) Pool {
 	to := Pool{Serial: s.Serial, Name: s.Name, Tag: string(s.Tag), Device: device, Reserved: s.Reserved, Requested: s.Requested, Blocks: s.Blocks, Limit: s.Limit,
-		Peak: s.PeakReserved, Waiting: s.Waiting, Arenas: s.Arenas,
+		Peak: s.PeakReserved, Suspended: s.Suspended, Waiting: s.Waiting, Arenas: s.Arenas,
 		Counted: s.Counted, Allocs: s.Allocs, Frees: s.Frees, AllocatedBytes: s.AllocatedBytes}
 	for _, tag := range s.Tags {
 		to.Tags = append(to.Tags, Use{Name: label(tag.Tag), Bytes: tag.Requested, Count: tag.Blocks})

@@ -222,6 +222,8 @@ type Pool struct {
 	Blocks    int `json:"blocks"`
 	Idle      int `json:"idle,omitempty"`
 	Limit     int `json:"limit,omitempty"`
+	// Suspended is the part of Reserved that has no memory now.
+	Suspended int `json:"suspended,omitempty"`
 	// Peak is the highest that Reserved ever was.
 	Peak int `json:"peak"`
 	// Waiting blocks were freed, and wait for other streams or a capture.

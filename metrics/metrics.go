@@ -88,6 +88,7 @@ var (
 
 	poolInfo      = gauge("cuvmm_pool_info", "1, with the name and the tag that the program gave the pool.", "gpu", "UUID", "pool", "name", "tag")
 	poolReserved  = gauge("cuvmm_pool_reserved_bytes", "Physical memory that the pool has.", "gpu", "UUID", "pool")
+	poolSuspended = gauge("cuvmm_pool_suspended_bytes", "Memory of the pool that was suspended, and takes none now.", "gpu", "UUID", "pool")
 	poolPeak      = gauge("cuvmm_pool_peak_reserved_bytes", "The most physical memory that the pool ever had.", "gpu", "UUID", "pool")
 	poolRequested = gauge("cuvmm_pool_requested_bytes", "Live blocks as they were requested.", "gpu", "UUID", "pool")
 	poolLimit     = gauge("cuvmm_pool_limit_bytes", "The most physical memory that the pool may have; absent if there is no limit.", "gpu", "UUID", "pool")
@@ -194,7 +195,8 @@ func totals(t cuda.Stats, put func(m metric, value int, labels ...string)) {
 
 func pools(p inspect.Pool, put func(m metric, value int, labels ...string), labels ...string) {
 	put(poolInfo, 1, append(labels[:len(labels):len(labels)], p.Name, p.Tag)...)
-	put(poolReserved, p.Reserved, labels...)
+	put(poolReserved, p.Reserved-p.Suspended, labels...)
+	put(poolSuspended, p.Suspended, labels...)
 	put(poolPeak, p.Peak, labels...)
 	put(poolRequested, p.Requested, labels...)
 	put(poolBlocks, p.Blocks, labels...)

@@ -33,7 +33,7 @@ func (p *Pool) Check() error {
 	}
 	for _, r := range slices.Concat(p.regions[:]...) {
 		for _, m := range r.rng.All() {
-			if m.Away() && !m.Pinned() {
+			if m.Away() {
 				c.away[m.Ptr()] = true
 			}
 		}
@@ -127,12 +127,11 @@ func (c *checker) vacant(r *region) {
 
 // mapped asks the driver.
 func (c *checker) mapped(at driver.Ptr) {
-	if c.p.lost() != driver.Success || c.moving {
+	if c.p.lost() != driver.Success || c.moving || c.away[at] {
 		return
 	}
 	flags, r := c.p.sys.Drv.MemGetAccess(driver.Location{Type: driver.LocationDevice, ID: int32(c.p.dev.Ordinal())}, at)
-	here := r == driver.Success && flags == driver.AccessReadWrite
-	c.must(here != c.away[at], "the driver says %v, access %d, of %#x, which is suspended: %t", r, flags, at, c.away[at])
+	c.must(r == driver.Success && flags == driver.AccessReadWrite, "the driver says %v, access %d, of %#x", r, flags, at)
 }
 
 // shard checks what one shard has; its lock is held.

@@ -447,6 +447,24 @@ func TestTheTableOfASleepingPoolIsComplete(t *testing.T) {
 	require.ElementsMatch(t, documented, tested)
 }
 
+// Scratch memory under the addresses is in no one's way: chunks can leave the lists above it.
+func TestAGuardLiesUnderASleepingPool(t *testing.T) {
+	w := newWorld(t, scenario{})
+	kept, freed := w.write(w.s, 35*kib64, 1), w.write(w.s, 34*kib64, 2)
+	z := w.suspend(vmm.SuspendOptions{Guard: true})
+	require.Less(t, w.free(), w.base, "the guard")
+	require.NoError(t, w.p.Check())
+	w.release(freed.Block)
+	_, err := w.p.Trim(0)
+	require.NoError(t, err)
+	require.NoError(t, w.p.Check())
+	w.resume(z)
+	w.holds(kept)
+	w.sane("resumed")
+	w.goOn("a guard")
+	w.end("a guard")
+}
+
 // Memory that comes back is other memory, which holds the bytes of blocks that changed owners.
 func TestChunksArePrivateAgainAfterResume(t *testing.T) {
 	w := newWorld(t, scenario{})
