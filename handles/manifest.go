@@ -177,6 +177,9 @@ func (m *Manifest) UnmarshalBinary(text []byte) error {
 	if len(text) > maxManifest {
 		return errs.Peer(op, ErrManifest, errs.Bytes(len(text))+" of text", fmt.Sprintf("%s is the most", errs.Bytes(maxManifest)))
 	}
+	if err := checkCounts(op, text); err != nil { // before the decoder makes them
+		return err
+	}
 	var read Manifest
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.DisallowUnknownFields()
@@ -191,5 +194,33 @@ func (m *Manifest) UnmarshalBinary(text []byte) error {
 		return err
 	}
 	*m = read
+	return nil
+}
+
+// maxValues bounds what a manifest's text has beside tensors, such as the lengths of dimensions.
+const maxValues = 16 * MaxTensors
+
+// checkCounts refuses text that would become many more values than a manifest has, however short it is.
+func checkCounts(op string, text []byte) error {
+	objects, values, quoted := 0, 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '"':
+			quoted = !quoted
+		case quoted && c == '\\':
+			i++
+		case quoted:
+		case c == '{':
+			objects++
+		case c == ',' || c == '[':
+			values++
+		}
+	}
+	switch {
+	case objects > MaxTensors+1:
+		return errs.Peer(op, ErrManifest, fmt.Sprintf("%d tensors, where %d is the most", objects-1, MaxTensors), "divide the memory")
+	case values > maxValues:
+		return errs.Peer(op, ErrManifest, fmt.Sprintf("%d values, where %d is the most", values, maxValues), "pass what MarshalBinary returned")
+	}
 	return nil
 }

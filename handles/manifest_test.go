@@ -142,3 +142,15 @@ func FuzzManifest(f *testing.F) {
 		require.Equal(t, m.Identity(), again.Identity())
 	})
 }
+
+// Short text that would become very many values is refused before it does.
+func TestManifestsOfManyValues(t *testing.T) {
+	many := func(what string, n int) []byte {
+		return []byte(`{"bytes":1,"tensors":[` + strings.TrimSuffix(strings.Repeat(what+",", n), ",") + `]}`)
+	}
+	var m handles.Manifest
+	require.ErrorContains(t, m.UnmarshalBinary(many("{}", handles.MaxTensors+1)), "1048577 tensors")
+	require.ErrorContains(t, m.UnmarshalBinary(many("1", 17*handles.MaxTensors)), "values")
+	one := []byte(`{"bytes":1,"tensors":[{"name":"` + strings.Repeat(`{\"[,`, 800) + `","element":"uint8","shape":[1],"offset":0}]}`)
+	require.NoError(t, m.UnmarshalBinary(one), "a name has what it likes")
+}

@@ -101,6 +101,18 @@ func childOf(t *testing.T, pid int) int {
 	return child
 }
 
+// Without a driver there is nothing to serve, and nothing to try again.
+func TestServeEndsWithoutADriver(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	c := exec.Command(self, "serve", "-socket", t.TempDir()+"/s/broker", "-driver", "real")
+	c.Env = append(os.Environ(), asChild+"=1", "CUVMM_LIBCUDA=/nowhere/libcuda.so")
+	said, err := c.CombinedOutput()
+	require.Error(t, err)
+	require.Contains(t, string(said), "the broker ended before it began")
+	require.Contains(t, string(said), "/nowhere/libcuda.so")
+}
+
 func TestServeRefusesWrongFlags(t *testing.T) {
 	for _, args := range [][]string{{"serve", "-limit", "-1"}, {"serve", "-driver", "x"}, {"serve", "more"}} {
 		var out, complaints bytes.Buffer

@@ -67,8 +67,9 @@ type Options struct {
 	// Return is how long the clients of an earlier broker have to come back, before the objects that
 	// they were writing, or alone held, end. 0 is 10 seconds.
 	Return time.Duration
-	// Log receives the failures of clients at level Info, and above it what the broker lacks. Nil
-	// discards them, but for panics of Authorize, which go to slog.Default.
+	// Log receives the failures of clients at level Debug, since they can cause them at any rate, commits
+	// at Info, and above it what the broker lacks. Nil discards them, but for panics of Authorize, which go
+	// to slog.Default.
 	Log *slog.Logger
 }
 
@@ -136,6 +137,9 @@ func (b *Broker) restore(ctx context.Context, op string) error {
 // process.
 func (b *Broker) Serve(ctx context.Context, l *peer.Listener) error {
 	const op = "broker.Broker.Serve"
+	if b == nil || b.ctx == nil {
+		return errs.PeerInvalid(op, "a nil or zero broker", "make one with New")
+	}
 	if l == nil {
 		return errs.PeerInvalid(op, "a nil listener", "make one with peer.Listen")
 	}
@@ -173,6 +177,9 @@ const acceptPause = 50 * time.Millisecond
 // the context ends. It returns nil if the client disconnected cleanly. It closes the connection.
 func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 	const op = "broker.Broker.ServeConn"
+	if b == nil || b.ctx == nil {
+		return errs.PeerInvalid(op, "a nil or zero broker", "make one with New")
+	}
 	if c == nil {
 		return errs.PeerInvalid(op, "a nil connection", "make one with peer.Pair")
 	}
@@ -199,7 +206,7 @@ func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
 		err = s.fail(err)
 	}
 	if err != nil && ctx.Err() == nil {
-		b.o.Log.Info("cuvmm: a client failed", "client", s.of.String(), "error", err)
+		b.o.Log.Debug("cuvmm: a client failed", "client", s.of.String(), "error", err)
 	}
 	return err
 }
@@ -227,6 +234,9 @@ func (b *Broker) leave() {
 // Close ends all sessions and forgets the objects, which live on with the keeper. Clients connect to
 // the next broker.
 func (b *Broker) Close() error {
+	if b == nil || b.ctx == nil {
+		return errs.PeerInvalid("broker.Broker.Close", "a nil or zero broker", "make one with New")
+	}
 	b.closer.Life.Close()
 	b.end(errs.PeerClosed("broker.Broker.Serve", "broker"))
 	return b.closer.Close(func() error {
@@ -265,7 +275,10 @@ func (b *Broker) keep(key keeper.Key, record any, files ...*peer.FD) error {
 	if err == nil {
 		err = b.keeper.Write(b.ctx, keeper.Entry{Key: key, Record: text, Files: files})
 	}
-	if err != nil && !errors.Is(err, peer.ErrTooLarge) {
+	switch {
+	case errors.Is(err, peer.ErrTooLarge): // the keeper's limit; it goes on
+		return errs.PeerCause(err, "broker.Broker.Serve", ErrLimit, "the keeper keeps no more", "remove objects, or raise the limit of open files of keeper and broker (ulimit -n)")
+	case err != nil:
 		b.fail(err)
 	}
 	return err

@@ -411,3 +411,51 @@ func TestWaits(t *testing.T) {
 	closed(t, w)
 	require.ErrorIs(t, <-done, broker.ErrUnknown)
 }
+
+// What a call is given that it cannot take is refused before memory is on its way, and the client goes on.
+func TestArgumentsThatCannotBe(t *testing.T) {
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{})
+	k := h.dial()
+	ctx := peertest.Context(t)
+	closed(t, write(t, k, d, "w", mib, 1, broker.CreateOptions{}))
+	require.ErrorIs(t, gputest.Err(k.Attach(ctx, nil, "w", broker.AttachOptions{})), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, gputest.Err(k.Attach(ctx, &cuda.Device{}, "w", broker.AttachOptions{})), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, gputest.Err(k.Create(ctx, nil, "v", broker.CreateOptions{Bytes: 1})), cuda.ErrInvalidArgument)
+	closed(t, attach(t, k, d, "w", broker.AttachOptions{}))
+
+	w, err := k.Create(ctx, d, "v", broker.CreateOptions{Bytes: mib})
+	require.NoError(t, err)
+	require.NoError(t, w.Buffer().Resize(nil, 10))
+	require.ErrorContains(t, gputest.Err(w.Commit(ctx, nil)), "a buffer of 10 bytes, which had 1 MiB")
+	closed(t, w)
+	require.ErrorIs(t, gputest.Err(w.Commit(ctx, nil)), cuda.ErrClosed)
+	_, err = k.Attach(ctx, d, string(make([]byte, 1<<20)), broker.AttachOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.Less(t, len(err.Error()), 300)
+}
+
+// A fill that panics, or fails after its commit, leaves nothing open.
+func TestAFillThatFails(t *testing.T) {
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{})
+	k := h.dial()
+	ctx := peertest.Context(t)
+	o := broker.CreateOptions{Bytes: mib}
+	require.Panics(t, func() {
+		_, _ = k.Ensure(ctx, d, "w", o, func(context.Context, *broker.Writer) (*broker.Object, error) { panic("fill") })
+	})
+	require.ErrorIs(t, gputest.Err(k.Attach(ctx, d, "w", broker.AttachOptions{})), broker.ErrUnknown)
+	failed := errors.New("failed")
+	_, err := k.Ensure(ctx, d, "w", o, func(ctx context.Context, w *broker.Writer) (*broker.Object, error) {
+		_, err := w.Commit(ctx, nil)
+		return nil, errors.Join(err, failed)
+	})
+	require.ErrorIs(t, err, failed)
+	_, err = k.Ensure(ctx, d, "v", o, func(context.Context, *broker.Writer) (*broker.Object, error) { return nil, nil })
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	all, err := k.List(ctx)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Zero(t, all[0].Holders)
+}

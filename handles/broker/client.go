@@ -77,7 +77,7 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	return k, nil
 }
 
-// dial makes the first connection. A broker may end before it has greeted.
+// dial makes the first connection. A broker may end, or stop, before it has greeted.
 func dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	if !o.Wait {
 		c, err := peer.Dial(ctx, path, o.Options)
@@ -87,12 +87,13 @@ func dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 		return newClient(ctx, c)
 	}
 	for pause := o.ComeBack.First; ; pause = min(2*pause, o.ComeBack.Most) {
+		var k *Client
 		c, err := peer.DialWait(ctx, path, o.Options)
-		if err != nil {
-			return nil, err
+		if err == nil {
+			k, err = newClient(ctx, c)
 		}
-		k, err := newClient(ctx, c)
-		if err == nil || !errors.Is(err, peer.ErrGone) || !wait.Sleep(ctx, pause) {
+		again := errors.Is(err, peer.ErrGone) || errors.Is(err, peer.ErrTimeout)
+		if err == nil || !again || !wait.Sleep(ctx, pause) {
 			return k, err
 		}
 	}
@@ -230,17 +231,27 @@ func (k *Client) lose(key keeper.Key, why error) {
 
 // letGo notes that an object is closed here, and tells the broker of the last of a key. It takes the
 // turn of requests that bring memory, or one of those could have the broker count what this release
-// ends.
+// ends. A broker that does not reply keeps no Close waiting for longer than a moment.
 func (k *Client) letGo(o *Object) {
 	k.mu.Lock()
 	delete(k.held[o.key], o)
 	l := k.now
 	k.mu.Unlock()
-	if l.giving.Take(k.ctx, l.over) {
-		defer l.giving.Give()
+	told := make(chan struct{})
+	k.running.Go(func() {
+		defer close(told)
+		if l.giving.Take(k.ctx, l.over) {
+			defer l.giving.Give()
+		}
+		k.release(l, o.key)
+	})
+	select {
+	case <-told:
+	case <-time.After(releaseWait):
 	}
-	k.release(l, o.key)
 }
+
+const releaseWait = time.Second
 
 // release tells the broker that this client does not have an object, unless it does, or has it tell
 // the next broker.
@@ -271,10 +282,18 @@ func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
 	return l.next(ctx, op, replies)
 }
 
+// made refuses a client that no function has made.
+func (k *Client) made(op string) error {
+	if k == nil || k.changed == nil {
+		return errs.PeerInvalid(op, "a nil or zero client", "make one with Dial or NewClient")
+	}
+	return nil
+}
+
 // on calls a function with the connection, and again with the next one if that ended.
 func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error {
-	if k == nil {
-		return errs.PeerInvalid(op, "a nil client", "make one with Dial or NewClient")
+	if err := k.made(op); err != nil {
+		return err
 	}
 	if !k.closer.Acquire() {
 		return errs.PeerClosed(op, "client")
@@ -311,6 +330,9 @@ func lineOver(l *line, err error) bool {
 // Close disconnects. Objects and writers must be closed before (cuda.ErrInUse).
 func (k *Client) Close() error {
 	const op = "broker.Client.Close"
+	if err := k.made(op); err != nil {
+		return err
+	}
 	k.mu.Lock()
 	if n := len(k.held); n > 0 {
 		var name string
@@ -360,6 +382,9 @@ func (k *Client) List(ctx context.Context) (all []Listing, err error) {
 // the name.
 func (k *Client) Remove(ctx context.Context, name string, version uint64) error {
 	const op = "broker.Client.Remove"
+	if err := k.made(op); err != nil {
+		return err
+	}
 	if err := checkName(op, name); err != nil {
 		return err
 	}
@@ -378,6 +403,7 @@ func (k *Client) await(ctx context.Context, op, name string) error {
 		}
 		if _, err = l.next(ctx, op, replies); err != nil && ctx.Err() != nil {
 			_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
+			err = errs.PeerWait(ctx, op, fmt.Sprintf("object %q is still being written", name), "see what its writer does: Client.List names its process")
 		}
 		l.abandon(number)
 		return err
@@ -386,7 +412,7 @@ func (k *Client) await(ctx context.Context, op, name string) error {
 
 func checkName(op, name string) error {
 	if name == "" || len(name) > MaxName || !utf8.ValidString(name) {
-		return errs.PeerInvalid(op, fmt.Sprintf("the name %q", name), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
+		return errs.PeerInvalid(op, fmt.Sprintf("the name %q, of %s", wire.Clip(name, 40), errs.Bytes(len(name))), fmt.Sprintf("use 1 to %d bytes of UTF-8", MaxName))
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -49,6 +50,12 @@ type AttachOptions struct {
 // be held a moment longer.
 func (k *Client) Attach(ctx context.Context, d *cuda.Device, name string, o AttachOptions) (*Object, error) {
 	const op = "broker.Client.Attach"
+	if err := k.made(op); err != nil {
+		return nil, err
+	}
+	if core.SystemOf(d) == nil { // before the memory is on its way
+		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
+	}
 	if err := checkName(op, name); err != nil {
 		return nil, err
 	}
@@ -117,6 +124,7 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 		_ = reply.manifest.Close()
 	}
 	if err != nil {
+		err = fmt.Errorf("%s: object %q: %w", op, r.name, err)
 		if got.buffer != nil {
 			err = errors.Join(err, got.buffer.Close())
 		}
@@ -155,13 +163,26 @@ func (o *Object) lose(why error) {
 }
 
 // Buffer returns the memory. It is closed with the object.
-func (o *Object) Buffer() *vmm.Buffer { return o.buffer }
+func (o *Object) Buffer() *vmm.Buffer {
+	if o == nil {
+		return nil
+	}
+	return o.buffer
+}
 
 // Manifest says what is in the memory, and where. It must not be changed.
-func (o *Object) Manifest() *handles.Manifest { return &o.manifest }
+func (o *Object) Manifest() *handles.Manifest {
+	if o == nil {
+		return nil
+	}
+	return &o.manifest
+}
 
 // Tensor returns the memory of a tensor by its name, or ErrUnknown.
 func (o *Object) Tensor(name string) (handles.Tensor, vmm.Slice[byte], error) {
+	if o == nil {
+		return handles.Tensor{}, vmm.Slice[byte]{}, errs.PeerInvalid("broker.Object.Tensor", "a nil object", "take one from Client.Attach")
+	}
 	t, there := o.tensors[name]
 	if !there {
 		return t, vmm.Slice[byte]{}, errs.Peer("broker.Object.Tensor", ErrUnknown, fmt.Sprintf("a tensor %q in object %q", name, o.About().Name), "see Object.Manifest for those that there are")
@@ -172,14 +193,20 @@ func (o *Object) Tensor(name string) (handles.Tensor, vmm.Slice[byte], error) {
 
 // About describes the object, as of the time when it was attached.
 func (o *Object) About() Listing {
+	if o == nil {
+		return Listing{}
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.about
 }
 
-// Err returns ErrLost once a broker that this client came back to does not have the object. The memory
-// stays as it is.
+// Err returns ErrLost once a broker that this client came back to does not have the object, and otherwise
+// nil, also if the object was removed meanwhile. The memory stays as it is in either case.
 func (o *Object) Err() error {
+	if o == nil {
+		return errs.PeerInvalid("broker.Object.Err", "a nil object", "take one from Client.Attach")
+	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.lost
@@ -188,6 +215,9 @@ func (o *Object) Err() error {
 // Close closes the buffer, which waits for the work on it, and tells the broker. A broker that is away
 // is told when it is back. Idempotent; after an error it may be called again.
 func (o *Object) Close() error {
+	if o == nil || o.buffer == nil {
+		return errs.PeerInvalid("broker.Object.Close", "a nil or zero object", "take one from Client.Attach")
+	}
 	return o.closer.Close(func() error {
 		if err := o.buffer.Close(); err != nil {
 			return err
@@ -202,6 +232,7 @@ func (o *Object) Close() error {
 type Writer struct {
 	o         *Object
 	device    *cuda.Device
+	bytes     int
 	mu        sync.Mutex
 	committed bool
 }
@@ -222,10 +253,13 @@ type CreateOptions struct {
 // It needs write access to the name. The caller closes the writer.
 func (k *Client) Create(ctx context.Context, d *cuda.Device, name string, o CreateOptions) (*Writer, error) {
 	const op = "broker.Client.Create"
+	if err := k.made(op); err != nil {
+		return nil, err
+	}
 	switch {
 	case o.Bytes <= 0 || o.Bytes > maxBytes:
 		return nil, errs.PeerInvalid(op, fmt.Sprintf("an object of %d bytes", o.Bytes), "name the size of its memory")
-	case d == nil:
+	case core.SystemOf(d) == nil:
 		return nil, errs.PeerInvalid(op, "a nil device", "take one from System.Devices")
 	}
 	if err := checkName(op, name); err != nil {
@@ -237,12 +271,17 @@ func (k *Client) Create(ctx context.Context, d *cuda.Device, name string, o Crea
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{o: got, device: d}, nil
+	return &Writer{o: got, device: d, bytes: o.Bytes}, nil
 }
 
 // Buffer returns the memory to fill, of CreateOptions.Bytes. It is closed with the writer, or with the
 // object once that is committed.
-func (w *Writer) Buffer() *vmm.Buffer { return w.o.buffer }
+func (w *Writer) Buffer() *vmm.Buffer {
+	if w == nil {
+		return nil
+	}
+	return w.o.Buffer()
+}
 
 // Commit waits for the work on the streams, and then has the broker serve the object: from now on it
 // is attached by its name. What was not written by then never will be: the memory can only be read in
@@ -253,16 +292,23 @@ func (w *Writer) Buffer() *vmm.Buffer { return w.o.buffer }
 // have been committed, and a further call says so.
 func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cuda.Stream) (*Object, error) {
 	const op = "broker.Writer.Commit"
+	if w == nil || w.o == nil {
+		return nil, errs.PeerInvalid(op, "a nil or zero writer", "take one from Client.Create")
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.committed {
+	switch {
+	case w.committed:
 		return nil, errs.Peer(op, cuda.ErrInUse, "an object that is committed", "create another")
+	case w.o.closer.Closed():
+		return nil, errs.PeerClosed(op, "writer")
+	case w.o.buffer.Len() != w.bytes:
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a buffer of %s, which had %s", errs.Bytes(w.o.buffer.Len()), errs.Bytes(w.bytes)), "leave its length, and do not close it")
+	case m == nil:
+		m = &handles.Manifest{Bytes: w.bytes}
 	}
-	if m == nil {
-		m = &handles.Manifest{Bytes: w.o.buffer.Len()}
-	}
-	if m.Bytes != w.o.buffer.Len() {
-		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(w.o.buffer.Len())), "describe the whole object, or create one of that size")
+	if m.Bytes != w.bytes {
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(w.bytes)), "describe the whole object, or create one of that size")
 	}
 	text, err := m.MarshalBinary()
 	if err != nil {
@@ -301,7 +347,9 @@ func finish(ctx context.Context, op string, streams []*cuda.Stream) error {
 	go func() {
 		var failed []error
 		for _, s := range streams {
-			failed = append(failed, s.Synchronize())
+			if s != nil { // work without a stream is done
+				failed = append(failed, s.Synchronize())
+			}
 		}
 		done <- errors.Join(failed...)
 	}()
@@ -314,8 +362,11 @@ func finish(ctx context.Context, op string, streams []*cuda.Stream) error {
 }
 
 // Close gives the object up, unless it was committed, in which case it does nothing. It waits for the
-// work on the buffer.
+// work on the buffer. After a Commit whose context ended, the object may have been committed.
 func (w *Writer) Close() error {
+	if w == nil || w.o == nil {
+		return errs.PeerInvalid("broker.Writer.Close", "a nil or zero writer", "take one from Client.Create")
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.committed {
@@ -326,10 +377,14 @@ func (w *Writer) Close() error {
 
 // Ensure attaches an object of a name, or has this process write it: of all that ask at the same time
 // one fills it, and the others wait for its commit, or take its place if it fails or ends. fill fills
-// the writer's buffer, commits it and returns what Commit returned. Ensure closes the writer. Whether
-// the object was there shows [Object.About]: PID is the process that wrote it.
+// the writer's buffer, commits it and returns what Commit returned. Ensure closes the writer, and the
+// object too if fill returns an error or panics. Whether the object was there shows [Object.About]: PID is
+// the process that wrote it.
 func (k *Client) Ensure(ctx context.Context, d *cuda.Device, name string, o CreateOptions, fill func(context.Context, *Writer) (*Object, error)) (*Object, error) {
 	const op = "broker.Client.Ensure"
+	if err := k.made(op); err != nil {
+		return nil, err
+	}
 	if fill == nil {
 		return nil, errs.PeerInvalid(op, "a nil fill", "pass a function that fills the object")
 	}
@@ -342,13 +397,28 @@ func (k *Client) Ensure(ctx context.Context, d *cuda.Device, name string, o Crea
 		w, err := k.Create(ctx, d, name, o)
 		switch {
 		case err == nil:
-			got, err := fill(ctx, w)
-			if err == nil && got == nil {
-				err = errs.PeerInvalid(op, "a fill that committed nothing", "return what Writer.Commit returned")
-			}
-			return got, errors.Join(err, w.Close())
+			return w.fill(ctx, op, fill)
 		case !errors.Is(err, ErrExists) && !errors.Is(err, ErrWriting):
 			return nil, err
 		}
 	}
+}
+
+// fill has a function fill and commit the object, which is closed if the function fails.
+func (w *Writer) fill(ctx context.Context, op string, f func(context.Context, *Writer) (*Object, error)) (got *Object, err error) {
+	done := false
+	defer func() {
+		if !done {
+			err = errors.Join(err, w.o.Close())
+		}
+	}()
+	got, err = f(ctx, w)
+	if err == nil && got != w.o {
+		err = errs.PeerInvalid(op, "a fill that did not commit the object", "return what Writer.Commit returned")
+	}
+	if err != nil {
+		return nil, err
+	}
+	done = true
+	return got, nil
 }

@@ -108,6 +108,7 @@ func Inherit() (*Keeper, error) {
 			e.Files = append(e.Files, f)
 		}
 		k.entries[e.Key] = e
+		k.files += len(e.Files)
 	}
 	return k, nil
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -21,6 +22,9 @@ type Keeper struct {
 	serving wait.Slot
 	mu      sync.Mutex
 	entries map[Key]*Entry
+	files   int // of all entries
+	// requests counts those that were served.
+	requests int
 }
 
 // New makes a keeper without entries.
@@ -37,7 +41,7 @@ func (k *Keeper) Len() int {
 func (k *Keeper) Close() error {
 	k.mu.Lock()
 	entries := k.entries
-	k.entries = map[Key]*Entry{}
+	k.entries, k.files = map[Key]*Entry{}, 0
 	k.mu.Unlock()
 	var failed []error
 	for _, e := range entries {
@@ -101,24 +105,44 @@ func (k *Keeper) serve(ctx context.Context, c *peer.Conn, m peer.Message) error 
 		_ = m.Close()
 		return errs.Violation("a message of kind %#x to a keeper", m.Kind)
 	}
+	k.mu.Lock()
+	k.requests++
+	k.mu.Unlock()
 	return c.Send(ctx, peer.Message{Kind: wire.KeepDone})
 }
 
+func (k *Keeper) served() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.requests
+}
+
+// filesShare divides the limit of open files: entries have at most one part in so many, so that a
+// keeper can start a process that gets all of them.
+const filesShare = 2
+
 // write replaces the record of an entry and adds to its files, or adds the entry.
 func (k *Keeper) write(e Entry) error {
+	limit, err := fd.Limit()
+	if err != nil {
+		return err
+	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	old := k.entries[e.Key]
-	switch {
+	switch most := int(min(limit, 1<<30)) / filesShare; {
+	case len(e.Files) > 0 && k.files+len(e.Files) > most:
+		return fmt.Errorf("%d files in all, where the limit of open files (ulimit -n), %d, leaves room for %d", k.files+len(e.Files), limit, most)
 	case old == nil && len(k.entries) == MaxEntries:
 		return fmt.Errorf("%d entries are the most", MaxEntries)
 	case old == nil:
 		k.entries[e.Key] = &e
-		return nil
 	case len(old.Files)+len(e.Files) > MaxFiles:
 		return fmt.Errorf("%d files of an entry, where %d are the most", len(old.Files)+len(e.Files), MaxFiles)
+	default:
+		old.Record, old.Files = e.Record, append(old.Files, e.Files...)
 	}
-	old.Record, old.Files = e.Record, append(old.Files, e.Files...)
+	k.files += len(e.Files)
 	return nil
 }
 
@@ -127,6 +151,9 @@ func (k *Keeper) drop(key Key) {
 	k.mu.Lock()
 	e := k.entries[key]
 	delete(k.entries, key)
+	if e != nil {
+		k.files -= len(e.Files)
+	}
 	k.mu.Unlock()
 	if e != nil {
 		_ = e.Close()
