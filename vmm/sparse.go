@@ -261,7 +261,8 @@ func (s *Sparse) Map(ctx context.Context, on *cuda.Stream, spans ...Span) error 
 
 // Unmap waits for all work that could use the range (see the package documentation), and makes
 // holes of the spans. What is a hole already stays one. When ctx ends first nothing has
-// changed.
+// changed. An error of the driver, which only a range with a null page returns, says that this
+// page is not under all of the holes yet: holes they are, and the next Map, Unmap or Close tries again.
 func (s *Sparse) Unmap(ctx context.Context, spans ...Span) error {
 	const op = "vmm.Sparse.Unmap"
 	in, err := s.inner(op)
