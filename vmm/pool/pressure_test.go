@@ -148,7 +148,11 @@ func TestMemoryOfOneKindServesTheOthers(t *testing.T) {
 			free(t, p, b)
 		}
 	}
-	for range 60 {
+	rounds := 60
+	if thorough {
+		rounds = 6
+	}
+	for range rounds {
 		for _, bytes := range []int{50 * kib, mib, 40 * mib, 256 * kib, 3 * mib, 50 * mib} {
 			fill(s, bytes)
 			fill(other, bytes)
