@@ -284,7 +284,7 @@ func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
 
 // made refuses a client that no function has made.
 func (k *Client) made(op string) error {
-	if k == nil || k.changed == nil {
+	if k == nil || k.ctx == nil {
 		return errs.PeerInvalid(op, "a nil or zero client", "make one with Dial or NewClient")
 	}
 	return nil
