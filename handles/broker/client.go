@@ -177,29 +177,36 @@ func (k *Client) comeBack() *line {
 	}
 	// Nothing is attached before there is a connection, and what is closed meanwhile is released on it.
 	l := newLine(c)
-	k.mu.Lock()
-	loose, held := k.loose, maps.Clone(k.held)
-	k.loose = map[keeper.Key]struct{}{}
-	k.mu.Unlock()
 	tell := func(kind uint16, key keeper.Key) error {
 		_, err := l.do(k.ctx, "broker.Client", request{kind: kind, key: key})
 		return err
 	}
-	for key := range loose {
-		err = errors.Join(err, tell(wire.BrokerRelease, key))
-	}
-	for key := range held {
-		lost := tell(wire.BrokerHold, key)
-		if errors.Is(lost, ErrLost) {
-			k.lose(key, lost)
-			continue
-		}
-		err = errors.Join(err, lost)
-	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	held := maps.Clone(k.held)
+	// Once more for what was closed while the broker was told.
+	for first := true; err == nil && (first || len(k.loose) > 0); first = false {
+		loose := k.loose
+		k.loose = map[keeper.Key]struct{}{}
+		k.mu.Unlock()
+		for key := range loose {
+			err = errors.Join(err, tell(wire.BrokerRelease, key))
+		}
+		for key := range held {
+			lost := tell(wire.BrokerHold, key)
+			if errors.Is(lost, ErrLost) {
+				k.lose(key, lost)
+				continue
+			}
+			err = errors.Join(err, lost)
+		}
+		held = nil
+		k.mu.Lock()
+		if err != nil {
+			maps.Copy(k.loose, loose)
+		}
+	}
 	if err != nil {
-		maps.Copy(k.loose, loose)
 		_ = c.Close()
 		return nil
 	}
@@ -265,10 +272,21 @@ func (k *Client) release(l *line, key keeper.Key) {
 	if still {
 		return
 	}
-	if _, err := l.do(k.ctx, "broker.Client", request{kind: wire.BrokerRelease, key: key}); err != nil {
+	for {
+		_, err := l.do(k.ctx, "broker.Client", request{kind: wire.BrokerRelease, key: key})
+		if err == nil {
+			return
+		}
 		k.mu.Lock()
-		k.loose[key] = struct{}{}
+		now := k.now
+		if now == l {
+			k.loose[key] = struct{}{}
+		}
 		k.mu.Unlock()
+		if now == l {
+			return
+		}
+		l = now // the client came back meanwhile
 	}
 }
 

@@ -285,8 +285,8 @@ func (w *Writer) Buffer() *vmm.Buffer {
 
 // Commit waits for the work on the streams, and then has the broker serve the object: from now on it
 // is attached by its name. What was not written by then never will be: the memory can only be read in
-// this process, too. The manifest says what is in it, and has its size; nil says nothing. The object is the caller's,
-// as if it had been attached.
+// this process, too. The manifest says what is in it, and has its size; nil says nothing. The object is
+// the caller's, as if it had been attached.
 //
 // After an error, other than ErrLost, Commit can be called again. If the context ends, the object may
 // have been committed, and a further call says so.
