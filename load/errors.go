@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
@@ -28,7 +29,7 @@ var (
 type Error struct {
 	// Op is the operation, such as "load.OpenSafetensors".
 	Op string
-	// File is the path, and Tensor the name of the tensor, if it is about one.
+	// File is the path, unless it is about memory, and Tensor the name of the tensor, if it is about one.
 	File, Tensor string
 	// Asked is what was found, and Hint the remedy.
 	Asked, Hint string
@@ -38,14 +39,18 @@ type Error struct {
 
 // Error returns all of it on one line.
 func (e *Error) Error() string {
-	at := errs.Plain(e.File)
+	var at []string
+	if e.File != "" {
+		at = append(at, errs.Plain(e.File))
+	}
 	if e.Tensor != "" {
-		at += ", tensor " + errs.Words(e.Tensor)
+		at = append(at, "tensor "+errs.Words(e.Tensor))
 	}
+	asked := strings.Join(at, ", ")
 	if e.Asked != "" {
-		at += ": " + e.Asked
+		asked += ": " + e.Asked
 	}
-	return errs.Line(e.Op, e.kind, at, e.cause, e.Hint)
+	return errs.Line(e.Op, e.kind, asked, e.cause, e.Hint)
 }
 
 // Unwrap returns the sentinel and the cause.
@@ -74,4 +79,9 @@ func ioError(op, file, what string, err error) *Error {
 		err = link.Err
 	}
 	return &Error{Op: op, File: file, Asked: what, cause: err}
+}
+
+// errNoLayout is the error of a manifest that is missing.
+func errNoLayout(op string) error {
+	return errs.Invalid(op, "no layout", "pass one of Model.Layout")
 }

@@ -274,7 +274,7 @@ func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *hand
 // little of each as it can: names and shapes are checked by being the model's.
 func (m *Model) laidOut(op string, l *handles.Manifest) ([]item, error) {
 	if l == nil {
-		return nil, errs.Invalid(op, "no layout", "pass one of Model.Layout")
+		return nil, errNoLayout(op)
 	}
 	if l.Bytes < 0 {
 		return nil, l.Validate()

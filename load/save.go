@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io/fs"
 	"maps"
 	"path/filepath"
@@ -236,12 +235,7 @@ func (s *save) makeHeader(o SaveOptions) {
 // write is a bulk.Write.
 func (s *save) write(ctx context.Context, piece []byte, offset uint64) error {
 	if s.sums != nil {
-		spans := spansOf(s.items, int64(offset), len(piece))
-		for i := range spans {
-			sp := &spans[i]
-			sp.crc = crc32.Checksum(piece[sp.at:sp.at+sp.n], castagnoli)
-		}
-		s.sums.add(spans)
+		s.sums.addPiece(piece, int64(offset))
 	}
 	for done := 0; done < len(piece); done += stepBytes {
 		if err := context.Cause(ctx); err != nil {

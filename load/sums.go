@@ -45,6 +45,16 @@ func (s *sums) add(spans []span) {
 	}
 }
 
+// addPiece sums the bytes of the stream from offset on.
+func (s *sums) addPiece(piece []byte, offset int64) {
+	spans := spansOf(s.items, offset, len(piece))
+	for i := range spans {
+		sp := &spans[i]
+		sp.crc = crc32.Checksum(piece[sp.at:sp.at+sp.n], castagnoli)
+	}
+	s.add(spans)
+}
+
 // each calls f with the sum of each item of which all bytes have passed.
 func (s *sums) each(f func(item int, crc uint32)) {
 	slices.SortFunc(s.parts, func(a, b partSum) int {

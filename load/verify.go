@@ -9,8 +9,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/internal/bulk"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/osmem"
 )
@@ -81,4 +83,54 @@ func (r *reading) readAll(ctx context.Context, o Options, bytes int64) error {
 		err = freed
 	}
 	return err
+}
+
+// Verify reads the tensors of a manifest from the memory that begins at an address, once the work that
+// is on the stream is done. It returns the manifest with their digests, and compares those that it has
+// already (ErrDigest). The digests of a manifest without any are those of what is there now. Options.Reading
+// and NoDigests do not matter.
+//
+// Verify only knows addresses: the memory must not be closed, shortened or suspended meanwhile.
+func Verify(ctx context.Context, o Options, on *cuda.Stream, l *handles.Manifest, at cuda.Ptr) (*handles.Manifest, error) {
+	const op = "load.Verify"
+	if l == nil {
+		return nil, errNoLayout(op)
+	}
+	if err := l.Validate(); err != nil {
+		return nil, err
+	}
+	items := make([]item, len(l.Tensors))
+	for i := range l.Tensors {
+		t := &l.Tensors[i]
+		items[i] = item{block: block{bytes: int64(t.Size())}, start: int64(t.Offset), part: i}
+	}
+	all := []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(l.Bytes)}} // the gaps too: one copy for many small tensors
+	st, err := usable(ctx, op, o, on, all)
+	if err != nil {
+		return nil, err
+	}
+	s := newSums(items)
+	err = o.copies(op, st, func(b bulk.Options) error {
+		return bulk.Of(st.Ctx).Drain(ctx, all, func(_ context.Context, piece []byte, offset uint64) error {
+			s.addPiece(piece, int64(offset))
+			return nil
+		}, b)
+	})
+	if err != nil {
+		return nil, err
+	}
+	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
+	s.each(func(i int, crc uint32) {
+		t := &made.Tensors[i]
+		want := t.Digest
+		t.Digest = string(appendDigest(nil, crc))
+		if want != "" && want != t.Digest && err == nil {
+			err = &Error{Op: op, Tensor: t.Name, kind: ErrDigest, Asked: fmt.Sprintf("%s, where the manifest has %s", t.Digest, want),
+				Hint: "write the memory anew, and find what wrote to it since"}
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	return made, nil
 }

@@ -205,7 +205,7 @@ func (b *buffer) allowsLocked(op string, s *cuda.Stream, need driver.AccessFlags
 	if have < need {
 		hint := "grant the access with SetAccess, or use a stream of another device"
 		if b.imported != nil && need > b.imported.most {
-			hint = readOnlyHint
+			hint = b.imported.readOnlyHint()
 		}
 		return b.fail(errs.Failure{Op: op, Kind: errs.NotPermitted,
 			Asked: fmt.Sprintf("a stream of %v, whose access to the buffer is %v", s.Device(), AccessMode(have)), Hint: hint})

@@ -103,6 +103,7 @@ var ways = []struct {
 	}},
 	{"Memory", "SetLen", "following", func(g *gated) error { return g.mem.SetLen(testOp, 1) }},
 	{"Memory", "Own", "following", func(g *gated) error { return g.mem.Own(testOp) }},
+	{"Memory", "Seal", "moving", func(g *gated) error { return g.mem.Seal(testOp, "this") }},
 	{"Hold", "Cover", "holding", func(g *gated) error { return g.hold.Cover(testOp, 1) }},
 	{"Hold", "Begin", "following", func(g *gated) error {
 		c, err := g.hold.Begin(testOp)
@@ -202,7 +203,7 @@ func newGated(t *testing.T, state, on, method string) *gated {
 	require.NoError(t, err)
 	g.own(b)
 	require.NoError(t, gputest.Err(b.Append(nil, pattern(3*unit, 1))))
-	if method == "Attach" || method == "SetLen" {
+	if importsMemory(method) {
 		all := imports(t, b, 3*kib64)
 		g.chunk = imports(t, b, 1)[0]
 		chunk := g.chunk
@@ -246,13 +247,18 @@ func newGated(t *testing.T, state, on, method string) *gated {
 	return g
 }
 
+// importsMemory reports whether a method is that of imported memory.
+func importsMemory(method string) bool {
+	return method == "Attach" || method == "SetLen" || method == "Seal"
+}
+
 // impossible reports whether no buffer of a state can be used in a way.
 func impossible(state, on, method string) bool {
 	moving := state == "suspending" || state == "resuming"
 	switch {
 	case on == "Hold": // a buffer that is held neither moves nor sleeps, and one that does is not held
 		return state == "moved" || moving || state == "suspended"
-	case method == "Attach" || method == "SetLen": // memory of another process does not sleep
+	case importsMemory(method): // memory of another process does not sleep
 		return moving || state == "suspended"
 	case on == "reclaimer": // whoever moves the bytes has settled what was clipped
 		return moving

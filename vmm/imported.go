@@ -16,7 +16,9 @@ import (
 // imported is the additional state of a buffer of imported memory. It is nil for a buffer
 // of the process's own memory, and its methods then allow everything.
 type imported struct {
-	most driver.AccessFlags // the most access that is ever granted
+	most driver.AccessFlags // the most access that is ever granted; written under changes and mu
+	// sealed says what the memory is that Seal made read-only; empty otherwise.
+	sealed string
 	// followed is set if the length is that of a publication that is followed, and own if
 	// the buffer grows with this process's own memory behind the imported chunks. Only
 	// changes of the buffer write them.
@@ -28,7 +30,7 @@ func (i *imported) moved() *imported {
 	if i == nil {
 		return nil
 	}
-	m := &imported{most: i.most}
+	m := &imported{most: i.most, sealed: i.sealed}
 	m.followed.Store(i.followed.Load())
 	m.own.Store(i.own.Load())
 	return m
@@ -58,8 +60,13 @@ func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error
 	return nil
 }
 
-// readOnlyHint is the remedy for memory that was imported read-only.
-const readOnlyHint = "import or follow the memory without the option ReadOnly"
+// readOnlyHint is the remedy for memory that can only be read.
+func (i *imported) readOnlyHint() string {
+	if i.sealed != "" {
+		return "what others read never changes: write another version of it"
+	}
+	return "import or follow the memory without the option ReadOnly"
+}
 
 // mayAccess refuses access beyond what the memory was imported for.
 func (i *imported) mayAccess(op string, changes accessList) error {
@@ -68,9 +75,12 @@ func (i *imported) mayAccess(op string, changes accessList) error {
 	}
 	for _, c := range changes {
 		if c.Flags > i.most {
+			memory := "memory that was imported " + AccessMode(i.most).String()
+			if i.sealed != "" {
+				memory = "the memory of " + i.sealed
+			}
 			return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted,
-				Asked: fmt.Sprintf("%v access to memory that was imported %v", AccessMode(c.Flags), AccessMode(i.most)),
-				Hint:  readOnlyHint})
+				Asked: fmt.Sprintf("%v access to %s", AccessMode(c.Flags), memory), Hint: i.readOnlyHint()})
 		}
 	}
 	return nil
@@ -185,7 +195,7 @@ func (b *buffer) Own(op string) error {
 	case b.imported == nil:
 		return nil
 	case b.imported.most != driver.AccessReadWrite:
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: readOnlyHint})
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: b.imported.readOnlyHint()})
 	}
 	plan, err := ChunkPlan{}.resolve(op, b.gran)
 	if err != nil {
@@ -195,6 +205,31 @@ func (b *buffer) Own(op string) error {
 	b.imported.followed.Store(false)
 	b.imported.own.Store(true)
 	return nil
+}
+
+// Seal implements share.Memory.
+func (b *buffer) Seal(op, what string) error {
+	if err := b.enter(op, moving); err != nil { // one that was moved is mapped at another address, too
+		return err
+	}
+	if b.imported == nil {
+		b.leave()
+		return errs.Invalid(op, "memory of this process's own", "seal memory that was imported")
+	}
+	b.mu.Lock()
+	b.imported.most, b.imported.sealed = driver.AccessRead, what // before another change can grant more
+	b.mu.Unlock()
+	var writers []Access
+	for _, a := range b.access {
+		if a.Flags > driver.AccessRead {
+			writers = append(writers, Access{cuda.Location{Type: cuda.LocationType(a.Location.Type), ID: int(a.Location.ID)}, ReadOnly})
+		}
+	}
+	b.leave()
+	if len(writers) == 0 {
+		return nil
+	}
+	return b.setAccess(op, writers)
 }
 
 // About implements share.Memory.

@@ -18,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/load"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -199,6 +200,76 @@ func TestAnObjectOutlivesItsWriterAndTheBroker(t *testing.T) {
 }
 
 // A broker needs no context, and what it makes is free when its object ends.
+// What is committed is read-only in its writer for good, and elsewhere a write is found.
+func TestWhatIsCommittedDoesNotChange(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		peertest.NoLeak(t)
+		h := newHouse(t, d, broker.Options{})
+		k := h.dial()
+		ctx := peertest.Context(t)
+		const n = 3*mib + 5
+		s, err := d.NewStream(cuda.StreamOptions{})
+		require.NoError(t, err)
+		m := &handles.Manifest{Bytes: n, Tensors: []handles.Tensor{
+			{Name: "a", Element: handles.Uint8, Shape: []int{mib}}, {Name: "b", Element: handles.Uint8, Shape: []int{5}, Offset: 3 * mib},
+		}}
+		writes := func(b *vmm.Buffer) error {
+			return b.SetAccess(vmm.Access{Location: d.Location(), Mode: vmm.ReadWrite})
+		}
+		write := func(m *handles.Manifest) *broker.Object {
+			w, err := k.Create(ctx, d, "w", broker.CreateOptions{Bytes: n})
+			require.NoError(t, err)
+			require.NoError(t, fill(w.Buffer(), pattern(n, 1)))
+			require.NoError(t, writes(w.Buffer()), "until it is committed")
+			if m != nil && m.Tensors[0].Digest == "" {
+				m, err = load.Verify(ctx, load.Options{}, s, m, w.Buffer().Ptr())
+				require.NoError(t, err)
+			}
+			o, err := w.Commit(ctx, m, s)
+			require.NoError(t, err)
+			return o
+		}
+		o := write(m)
+		err = writes(o.Buffer())
+		require.ErrorIs(t, err, cuda.ErrNotPermitted)
+		require.ErrorContains(t, err, `read-write access to the memory of object "w", which was committed; what others read never changes`)
+		require.NoError(t, o.Verify(ctx))
+		closed(t, o)
+
+		reader, writer := attach(t, k, d, "w", broker.AttachOptions{}), func() *broker.Object {
+			o, err := k.AttachWriting(ctx, d, "w")
+			require.NoError(t, err)
+			return o
+		}()
+		require.NoError(t, reader.Verify(ctx))
+		part, err := writer.Buffer().Slice(3*mib, n)
+		require.NoError(t, err)
+		require.NoError(t, part.Zero(nil))
+		err = reader.Verify(ctx)
+		require.ErrorIs(t, err, load.ErrDigest)
+		require.ErrorContains(t, err, `broker.Object.Verify: object "w": load.Verify: digest mismatch: tensor "b": crc32c:`)
+		closed(t, reader, writer)
+		require.ErrorIs(t, reader.Verify(ctx), cuda.ErrClosed)
+
+		for _, m := range []*handles.Manifest{nil, {Bytes: n, Tensors: []handles.Tensor{{Name: "a", Element: handles.Uint8, Shape: []int{1}, Digest: "crc32c:00000000"}, {Name: "b", Element: handles.Uint8, Shape: []int{5}, Offset: 3 * mib}}}} {
+			o := write(m)
+			require.ErrorIs(t, o.Verify(ctx), cuda.ErrNotSupported, "a tensor without a digest, or none")
+			closed(t, o)
+		}
+
+		w, err := k.Create(ctx, d, "w", broker.CreateOptions{Bytes: n})
+		require.NoError(t, err)
+		moved, err := w.Buffer().Move(vmm.MoveOptions{})
+		require.NoError(t, err)
+		_, err = w.Commit(ctx, nil, s)
+		require.ErrorIs(t, err, cuda.ErrMoved, "its memory is writable at another address")
+		closed(t, moved, w, s)
+		require.NoError(t, k.Remove(ctx, "w", 0))
+		_, _, err = d.MemoryInfo() // the software driver closes what others held until now
+		require.NoError(t, err)
+	})
+}
+
 func TestWhatIsRemovedIsFree(t *testing.T) {
 	d := gputest.Software(t)
 	h := newHouse(t, d, broker.Options{})

@@ -333,7 +333,7 @@ func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error
 			}
 			return err
 		case <-ctx.Done():
-			return errors.Join(errs.PeerWait(ctx, op, "the broker has gone", "see whether its keeper starts another"), err)
+			return errs.Both(errs.PeerWait(ctx, op, "the broker has gone", "see whether its keeper starts another"), err)
 		}
 	}
 }

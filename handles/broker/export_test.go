@@ -12,3 +12,8 @@ import (
 func (k *Client) AttachKeeping(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
 	return k.take(ctx, "broker.Client.AttachKeeping", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{ReadOnly: true, KeepDescriptors: true})
 }
+
+// AttachWriting is Attach by a process that breaks the rule not to write.
+func (k *Client) AttachWriting(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
+	return k.take(ctx, "broker.Client.AttachWriting", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{})
+}

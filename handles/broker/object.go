@@ -14,7 +14,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wire"
+	"github.com/cuvmm/cuvmm/load"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -126,7 +128,7 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 	if err != nil {
 		err = fmt.Errorf("%s: object %q: %w", op, r.name, err)
 		if got.buffer != nil {
-			err = errors.Join(err, got.buffer.Close())
+			err = errs.Both(err, got.buffer.Close())
 		}
 		k.release(l, got.key)
 		return nil, err
@@ -191,6 +193,38 @@ func (o *Object) Tensor(name string) (handles.Tensor, vmm.Slice[byte], error) {
 	return t, s, err
 }
 
+// Verify reads the memory, and compares it with the digests of the manifest: load.ErrDigest says that a
+// process wrote to it since they were made. A tensor without a digest is cuda.ErrNotSupported. It takes as
+// long as copying the memory to the host.
+func (o *Object) Verify(ctx context.Context) (err error) {
+	const op = "broker.Object.Verify"
+	if o == nil || o.buffer == nil {
+		return errs.PeerInvalid(op, "a nil or zero object", "take one from Client.Attach")
+	}
+	if len(o.manifest.Tensors) == 0 {
+		return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, whose manifest has no tensors", o.About().Name), "commit it with a manifest")
+	}
+	for _, t := range o.manifest.Tensors {
+		if t.Digest == "" {
+			return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("tensor %q of object %q, which has no digest", t.Name, o.About().Name),
+				"commit it with a manifest of load.Model.LoadAll or load.Verify")
+		}
+	}
+	if !o.closer.Acquire() {
+		return errs.PeerClosed(op, "object")
+	}
+	defer o.closer.Release()
+	s, err := o.buffer.Device().NewStream(cuda.StreamOptions{})
+	if err != nil {
+		return err
+	}
+	defer func() { err = errs.Both(err, s.Close()) }()
+	if _, err := load.Verify(ctx, load.Options{}, s, &o.manifest, o.buffer.Ptr()); err != nil {
+		return fmt.Errorf("%s: object %q: %w", op, o.About().Name, err)
+	}
+	return nil
+}
+
 // About describes the object, as of the time when it was attached.
 func (o *Object) About() Listing {
 	if o == nil {
@@ -231,7 +265,6 @@ func (o *Object) Close() error {
 // closes it, whether or not it was committed.
 type Writer struct {
 	o         *Object
-	device    *cuda.Device
 	bytes     int
 	mu        sync.Mutex
 	committed bool
@@ -271,7 +304,7 @@ func (k *Client) Create(ctx context.Context, d *cuda.Device, name string, o Crea
 	if err != nil {
 		return nil, err
 	}
-	return &Writer{o: got, device: d, bytes: o.Bytes}, nil
+	return &Writer{o: got, bytes: o.Bytes}, nil
 }
 
 // Buffer returns the memory to fill, of CreateOptions.Bytes. It is closed with the writer, or with the
@@ -317,7 +350,7 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 	if err := finish(ctx, op, streams); err != nil {
 		return nil, err
 	}
-	if err := w.o.buffer.SetAccess(vmm.Access{Location: w.device.Location(), Mode: vmm.ReadOnly}); err != nil {
+	if err := share.Of(w.o.buffer).Seal(op, fmt.Sprintf("object %q, which was committed", w.o.about.Name)); err != nil {
 		return nil, err
 	}
 	f, err := manifestFile(op, text)
@@ -345,13 +378,13 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 func finish(ctx context.Context, op string, streams []*cuda.Stream) error {
 	done := make(chan error, 1)
 	go func() {
-		var failed []error
+		var err error
 		for _, s := range streams {
 			if s != nil { // work without a stream is done
-				failed = append(failed, s.Synchronize())
+				err = errs.Both(err, s.Synchronize())
 			}
 		}
-		done <- errors.Join(failed...)
+		done <- err
 	}()
 	select {
 	case err := <-done:
@@ -409,7 +442,7 @@ func (w *Writer) fill(ctx context.Context, op string, f func(context.Context, *W
 	done := false
 	defer func() {
 		if !done {
-			err = errors.Join(err, w.o.Close())
+			err = errs.Both(err, w.o.Close())
 		}
 	}()
 	got, err = f(ctx, w)

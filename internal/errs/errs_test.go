@@ -17,6 +17,17 @@ func TestALineHasWhatThereIs(t *testing.T) {
 	require.Empty(t, errs.Unwrap(nil, nil))
 }
 
+func TestTwoErrorsAreOneLine(t *testing.T) {
+	kind, cause := errors.New("out of memory"), errors.New("no chunk")
+	got := errs.Both(kind, cause)
+	require.EqualError(t, got, "out of memory; then no chunk")
+	require.ErrorIs(t, got, kind)
+	require.ErrorIs(t, got, cause)
+	require.Equal(t, kind, errs.Both(kind, nil))
+	require.Equal(t, kind, errs.Both(nil, kind))
+	require.NoError(t, errs.Both(nil, nil))
+}
+
 func TestUnits(t *testing.T) {
 	for n, text := range map[int]string{0: "0 bytes", 1: "1 byte", 1000: "1000 bytes", 1024: "1 KiB", 1536: "1536 bytes", 1536 << 10: "1.5 MiB", 2304 << 10: "2.25 MiB", 2052 << 10: "2052 KiB", 262140 << 10: "255.99 MiB", 262145 << 10: "256.00 MiB", 3 << 20: "3 MiB", 1 << 50: "1 PiB"} {
 		require.Equal(t, text, errs.Bytes(n))

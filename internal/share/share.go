@@ -58,6 +58,12 @@ type Memory interface {
 	// the length, and it grows with memory of this process's own.
 	// It must have been imported for writing (cuda.ErrNotPermitted).
 	Own(op string) error
+
+	// Seal makes a buffer of imported memory read-only for good: every place that may write it
+	// may only read it from then on, and none is ever granted more (cuda.ErrNotPermitted, which
+	// names what the memory is). It waits for the devices that lose access. After an error it may
+	// be called again, and no access is granted meanwhile.
+	Seal(op, what string) error
 }
 
 // Hold is a publication's hold on a buffer.
