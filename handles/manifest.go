@@ -2,8 +2,6 @@ package handles
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -21,34 +19,57 @@ const (
 	MaxTensorName = 4096
 	// MaxTensorDims is the maximum number of a tensor's dimensions.
 	MaxTensorDims = 64
+	// MaxTensorKind is the maximum length of a tensor's kind, in bytes.
+	MaxTensorKind = 64
 )
 
-// Tensor describes a tensor in memory: contiguous elements in row-major order.
+// Tensor describes a tensor in memory.
 type Tensor struct {
 	Name    string      `json:"name"`
 	Element ElementType `json:"element"`
 	// Shape has the lengths of the dimensions, the outermost first. A scalar has none.
 	Shape []int `json:"shape"`
+	// Strides has the distance between neighbours in each dimension, in elements. Nil means
+	// row-major order without gaps.
+	Strides []int `json:"strides,omitempty"`
 	// Offset is where the tensor begins, in bytes from the start of the memory.
 	Offset int `json:"offset"`
+	// Kind is what the tensor is in its model, such as "parameter" or "buffer", or empty.
+	Kind string `json:"kind,omitempty"`
+	// Alias numbers the group of tensors that this one shares memory with, such as tied
+	// weights. 0 means none: its bytes are its own.
+	Alias int `json:"alias,omitempty"`
 	// Digest is a digest of the bytes, such as "crc32c:0a1b2c3d", or empty.
 	Digest string `json:"digest,omitempty"`
 }
 
-// Size returns the size in bytes. It saturates, and is 0 for shapes that Manifest.Validate refuses.
+// Size returns the bytes from the first element to the end of the last. It saturates, and is 0
+// for shapes and strides that Manifest.Validate refuses.
 func (t *Tensor) Size() int {
-	n := t.Element.Size()
-	for _, d := range t.Shape {
+	if len(t.Strides) > 0 && len(t.Strides) != len(t.Shape) {
+		return 0
+	}
+	n := 1 // elements
+	for i, d := range t.Shape {
 		switch {
 		case d <= 0:
 			return 0
-		case n > math.MaxInt/d:
-			n = math.MaxInt
+		case len(t.Strides) == 0:
+			n = saturatingMul(n, d)
+		case t.Strides[i] < 0:
+			return 0
 		default:
-			n *= d
+			n += min(saturatingMul(d-1, t.Strides[i]), math.MaxInt-n)
 		}
 	}
-	return n
+	return saturatingMul(n, t.Element.Size())
+}
+
+func saturatingMul(a, b int) int {
+	if b > 0 && a > math.MaxInt/b {
+		return math.MaxInt
+	}
+	return a * b
 }
 
 // Manifest says which tensors memory holds, and where. It is a plain value, which a publisher
@@ -56,13 +77,13 @@ func (t *Tensor) Size() int {
 type Manifest struct {
 	// Bytes is the size of the memory.
 	Bytes int `json:"bytes"`
-	// Tensors are in the order of their offsets, and do not overlap.
+	// Tensors are in the order of their offsets. Only those of one alias group overlap.
 	Tensors []Tensor `json:"tensors"`
 }
 
 // Validate checks a manifest that came from elsewhere. After it every tensor lies within
-// Bytes, no two overlap, and each name occurs once. Whoever maps the memory compares Bytes with
-// its size.
+// Bytes, no two overlap unless they are of one alias group, and each name occurs once. Whoever
+// maps the memory compares Bytes with its size.
 func (m *Manifest) Validate() error {
 	const op = "handles.Manifest.Validate"
 	bad := func(t *Tensor, hint, format string, args ...any) error {
@@ -74,7 +95,8 @@ func (m *Manifest) Validate() error {
 	if len(m.Tensors) > MaxTensors {
 		return errs.Peer(op, ErrManifest, fmt.Sprintf("%d tensors, where %d is the most", len(m.Tensors), MaxTensors), "divide the memory")
 	}
-	names, end := make(map[string]struct{}, len(m.Tensors)), 0
+	names := make(map[string]struct{}, len(m.Tensors))
+	start, end, group := 0, 0, 0 // of the tensor before; the end of all before; the group of those that reach there
 	for i := range m.Tensors {
 		t := &m.Tensors[i]
 		if t.Name == "" || len(t.Name) > MaxTensorName || !utf8.ValidString(t.Name) {
@@ -88,15 +110,25 @@ func (m *Manifest) Validate() error {
 		if t.Element.Size() == 0 {
 			return bad(t, "use an element type of a fixed size", "elements of type %v", t.Element)
 		}
-		if len(t.Shape) > MaxTensorDims || slices.ContainsFunc(t.Shape, func(d int) bool { return d < 0 }) {
+		negative := func(d int) bool { return d < 0 }
+		if len(t.Shape) > MaxTensorDims || slices.ContainsFunc(t.Shape, negative) {
 			return bad(t, fmt.Sprintf("use at most %d dimensions, of lengths from 0", MaxTensorDims), "a shape of %v", t.Shape)
 		}
-		size := t.Size()
-		if t.Offset < end || t.Offset > m.Bytes || size > m.Bytes-t.Offset {
-			return bad(t, "sort the tensors by offset, without overlap, within the memory",
-				"%s from offset %d on, behind a tensor that ends at %d of %d", errs.Bytes(size), t.Offset, end, m.Bytes)
+		if len(t.Strides) > 0 && len(t.Strides) != len(t.Shape) || slices.ContainsFunc(t.Strides, negative) {
+			return bad(t, "use a stride from 0 for each dimension, or none", "strides of %v, of the shape %v", t.Strides, t.Shape)
 		}
-		end = t.Offset + size
+		if len(t.Kind) > MaxTensorKind || !utf8.ValidString(t.Kind) || t.Alias < 0 {
+			return bad(t, fmt.Sprintf("use a kind of at most %d bytes of UTF-8, and a number from 0", MaxTensorKind), "a kind of %s and alias group %d", errs.Bytes(len(t.Kind)), t.Alias)
+		}
+		size := t.Size()
+		if t.Offset < start || t.Offset > m.Bytes || size > m.Bytes-t.Offset {
+			return bad(t, "sort the tensors by offset, within the memory", "%s from offset %d on, behind a tensor at %d, in %s", errs.Bytes(size), t.Offset, start, errs.Bytes(m.Bytes))
+		}
+		if t.Offset < end && (t.Alias == 0 || t.Alias != group) {
+			return bad(t, "give tensors that share memory one alias group, and others memory of their own",
+				"it begins at %d, behind a tensor that ends at %d and is not of its alias group", t.Offset, end)
+		}
+		start, end, group = t.Offset, max(end, t.Offset+size), t.Alias
 	}
 	return nil
 }
@@ -108,56 +140,6 @@ func (m *Manifest) ByName() map[string]Tensor {
 		all[t.Name] = t
 	}
 	return all
-}
-
-// Identity returns a SHA-256 over all but the digests: memory with other contents in the same
-// tensors has the same identity.
-func (m *Manifest) Identity() [sha256.Size]byte {
-	b := binary.LittleEndian.AppendUint64([]byte("cuvmm manifest 1\n"), uint64(m.Bytes))
-	h := sha256.New()
-	for _, t := range m.Tensors {
-		b = binary.LittleEndian.AppendUint32(b, uint32(len(t.Name)))
-		b = append(b, t.Name...)
-		b = append(b, byte(t.Element), byte(len(t.Shape)))
-		for _, d := range t.Shape {
-			b = binary.LittleEndian.AppendUint64(b, uint64(d))
-		}
-		b = binary.LittleEndian.AppendUint64(b, uint64(t.Offset))
-		h.Write(b)
-		b = b[:0]
-	}
-	h.Write(b)
-	return [sha256.Size]byte(h.Sum(nil))
-}
-
-// Match returns an error that names the first difference between m and what the caller
-// expects, or nil if their identities are equal.
-func (m *Manifest) Match(expected *Manifest) error {
-	const op = "handles.Manifest.Match"
-	differ := func(format string, args ...any) error {
-		return errs.Peer(op, ErrMismatch, fmt.Sprintf(format, args...), "use memory of the same model, laid out in the same way")
-	}
-	for i := range min(len(m.Tensors), len(expected.Tensors)) {
-		got, want := &m.Tensors[i], &expected.Tensors[i]
-		name := errs.Words(want.Name)
-		switch {
-		case got.Name != want.Name:
-			return differ("tensor %d is named %s, where %s is expected", i, errs.Words(got.Name), name)
-		case got.Element != want.Element:
-			return differ("tensor %s has elements of type %v, where %v is expected", name, got.Element, want.Element)
-		case !slices.Equal(got.Shape, want.Shape):
-			return differ("tensor %s has the shape %v, where %v is expected", name, got.Shape, want.Shape)
-		case got.Offset != want.Offset:
-			return differ("tensor %s begins at %d, where %d is expected", name, got.Offset, want.Offset)
-		}
-	}
-	if len(m.Tensors) != len(expected.Tensors) {
-		return differ("%s, where %d are expected", errs.Count(len(m.Tensors), "tensor"), len(expected.Tensors))
-	}
-	if m.Bytes != expected.Bytes {
-		return differ("%s of memory, where %s are expected", errs.Bytes(m.Bytes), errs.Bytes(expected.Bytes))
-	}
-	return nil
 }
 
 // maxManifest bounds the text of a manifest, in bytes.

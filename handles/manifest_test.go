@@ -2,6 +2,7 @@ package handles_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"strings"
 	"testing"
@@ -15,7 +16,10 @@ func aManifest() handles.Manifest {
 		{Name: "embed", Element: handles.BFloat16, Shape: []int{16, 32}, Digest: "crc32c:0a1b2c3d"},
 		{Name: "scale", Element: handles.Float32, Offset: 1024},
 		{Name: "empty", Element: handles.Float8E4M3, Shape: []int{0, math.MaxInt, math.MaxInt}, Offset: 1028},
-		{Name: "é\n\"", Element: handles.Float8E5M2, Shape: []int{3068}, Offset: 1028},
+		{Name: "é\n\"", Element: handles.Float8E5M2, Shape: []int{2044}, Offset: 1028, Kind: "buffer"},
+		{Name: "head", Element: handles.BFloat16, Shape: []int{16, 32}, Strides: []int{1, 16}, Offset: 3072, Kind: "parameter", Alias: 1},
+		{Name: "head.tied", Element: handles.BFloat16, Shape: []int{32, 16}, Offset: 3072, Alias: 1},
+		{Name: "head.row", Element: handles.BFloat16, Shape: []int{16}, Offset: 3104, Alias: 1},
 	}}
 }
 
@@ -39,9 +43,21 @@ func TestManifestsAreChecked(t *testing.T) {
 		"many dimensions":      {func(m *handles.Manifest) { m.Tensors[1].Shape = make([]int, handles.MaxTensorDims+1) }, "a shape of"},
 		"a negative offset":    {func(m *handles.Manifest) { m.Tensors[0].Offset = -1 }, "from offset -1"},
 		"an overlap":           {func(m *handles.Manifest) { m.Tensors[1].Offset = 1023 }, "behind a tensor that ends at 1024"},
-		"one byte too many":    {func(m *handles.Manifest) { m.Bytes-- }, "of 4095"},
-		"an offset outside":    {func(m *handles.Manifest) { m.Tensors[3].Offset = math.MaxInt }, "of 4096"},
-		"a product that wraps": {func(m *handles.Manifest) { m.Tensors[3].Shape = []int{1 << 32, 1 << 32} }, "of 4096"},
+		"an alias alone":       {func(m *handles.Manifest) { m.Tensors[5].Alias = 0 }, `"head.tied": it begins at 3072, behind a tensor that ends at 4096`},
+		"another alias":        {func(m *handles.Manifest) { m.Tensors[6].Alias = 2 }, `"head.row": it begins at 3104`},
+		"an alias behind it":   {func(m *handles.Manifest) { m.Tensors[3].Shape = []int{2045}; m.Tensors[3].Alias = 2 }, "behind a tensor that ends at 3073"},
+		"a negative alias":     {func(m *handles.Manifest) { m.Tensors[1].Alias = -1 }, "alias group -1"},
+		"an order":             {func(m *handles.Manifest) { m.Tensors[6].Offset = 3071 }, "behind a tensor at 3072"},
+		"one stride":           {func(m *handles.Manifest) { m.Tensors[4].Strides = []int{1} }, "strides of [1], of the shape [16 32]"},
+		"strides of a scalar":  {func(m *handles.Manifest) { m.Tensors[1].Strides = []int{1} }, "strides of [1]"},
+		"a negative stride":    {func(m *handles.Manifest) { m.Tensors[4].Strides = []int{-1, 16} }, "strides of [-1 16]"},
+		"strides too far":      {func(m *handles.Manifest) { m.Tensors[4].Strides = []int{2, 16} }, "1054 bytes from offset 3072"},
+		"strides that wrap":    {func(m *handles.Manifest) { m.Tensors[4].Strides = []int{math.MaxInt, math.MaxInt} }, "from offset 3072"},
+		"a long kind":          {func(m *handles.Manifest) { m.Tensors[3].Kind = strings.Repeat("x", handles.MaxTensorKind+1) }, "a kind of 65 bytes"},
+		"a kind of no UTF-8":   {func(m *handles.Manifest) { m.Tensors[3].Kind = "\xff" }, "a kind of"},
+		"one byte too many":    {func(m *handles.Manifest) { m.Bytes-- }, "in 4095 bytes"},
+		"an offset outside":    {func(m *handles.Manifest) { m.Tensors[6].Offset = math.MaxInt }, "in 4 KiB"},
+		"a product that wraps": {func(m *handles.Manifest) { m.Tensors[3].Shape = []int{1 << 32, 1 << 32} }, "in 4 KiB"},
 		"many tensors":         {func(m *handles.Manifest) { m.Tensors = make([]handles.Tensor, handles.MaxTensors+1) }, "1048577 tensors"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -81,16 +97,35 @@ func TestManifestsAreCompared(t *testing.T) {
 	same.Tensors[0].Digest = ""
 	require.Equal(t, m.Identity(), same.Identity())
 	require.NoError(t, same.Match(&m))
+	same.Tensors[1].Shape, same.Tensors[5], same.Tensors[4] = []int{1, 1}, m.Tensors[4], m.Tensors[5]
+	m.Tensors[1].Shape, m.Tensors[1].Strides = []int{1, 1}, []int{7, 9}
+	same.Tensors[0].Strides, same.Tensors[2].Strides = []int{32, 1}, []int{1, 2, 3}
+	require.Equal(t, m.Identity(), same.Identity(), "the order at one offset, and strides that say nothing")
+	require.NoError(t, same.Match(&m))
+	m.Tensors[1].Shape, m.Tensors[1].Strides = nil, nil
 	for name, row := range map[string]struct {
 		change func(m *handles.Manifest)
 		says   string
 	}{
-		"bytes":   {func(m *handles.Manifest) { m.Bytes = 8192 }, "8 KiB of memory, where 4 KiB are expected"},
-		"name":    {func(m *handles.Manifest) { m.Tensors[1].Name = "bias" }, `tensor 1 is named "bias", where "scale"`},
-		"element": {func(m *handles.Manifest) { m.Tensors[0].Element = handles.Float16 }, `"embed" has elements of type float16, where bfloat16`},
-		"shape":   {func(m *handles.Manifest) { m.Tensors[0].Shape = []int{32, 16} }, `"embed" has the shape [32 16], where [16 32]`},
-		"offset":  {func(m *handles.Manifest) { m.Tensors[1].Offset = 1025 }, `"scale" begins at 1025, where 1024`},
-		"more":    {func(m *handles.Manifest) { m.Tensors = m.Tensors[:3] }, "3 tensors, where 4"},
+		"bytes":   {func(m *handles.Manifest) { m.Bytes = 8192 }, "bytes 8192 instead of 4096"},
+		"name":    {func(m *handles.Manifest) { m.Tensors[1].Name = "bias" }, `no tensor "scale"; a tensor "bias" that is not expected`},
+		"element": {func(m *handles.Manifest) { m.Tensors[0].Element = handles.Float16 }, `tensor "embed" has element float16 instead of bfloat16;`},
+		"shape":   {func(m *handles.Manifest) { m.Tensors[0].Shape = []int{32, 16} }, `"embed" has shape [32 16] instead of [16 32];`},
+		"strides": {func(m *handles.Manifest) { m.Tensors[4].Strides = nil }, `"head" has strides [32 1] instead of [1 16];`},
+		"offset":  {func(m *handles.Manifest) { m.Tensors[1].Offset = 1025 }, `"scale" has offset 1025 instead of 1024;`},
+		"kind":    {func(m *handles.Manifest) { m.Tensors[4].Kind = "buffer" }, `"head" has kind "buffer" instead of "parameter";`},
+		"alias":   {func(m *handles.Manifest) { m.Tensors[4].Alias = 2 }, `"head" has alias group 2 instead of 1;`},
+		"fewer":   {func(m *handles.Manifest) { m.Tensors = m.Tensors[:6] }, `no tensor "head.row";`},
+		"two": {func(m *handles.Manifest) {
+			m.Bytes, m.Tensors[0].Element, m.Tensors[0].Offset = 8192, handles.Float16, 2
+		},
+			`bytes 8192 instead of 4096; tensor "embed" has element float16 instead of bfloat16, offset 2 instead of 0;`},
+		"many": {func(m *handles.Manifest) {
+			m.Tensors = nil
+			for i := range 5 {
+				m.Tensors = append(m.Tensors, handles.Tensor{Name: fmt.Sprint(i), Element: handles.Int8})
+			}
+		}, `a tensor "0" that is not expected; and 4 more`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			other := aManifest()

@@ -98,5 +98,5 @@ func ExampleManifest() {
 	fmt.Println(m.Match(&expected))
 	// Output:
 	// bfloat16 [256 512] 262144 bytes at 0
-	// handles.Manifest.Match: not what was declared: tensor "embed" has elements of type bfloat16, where float16 is expected; use memory of the same model, laid out in the same way
+	// handles.Manifest.Match: not what was declared: tensor "embed" has element bfloat16 instead of float16; use memory of the same model, laid out in the same way
 }

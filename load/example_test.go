@@ -128,9 +128,11 @@ func ExampleModel_LoadAll() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(manifest.Tensors)
+	for _, t := range manifest.Tensors {
+		fmt.Println(t.Name, t.Element, t.Shape, t.Offset, t.Digest)
+	}
 	// Output:
-	// [{w float32 [2] 0 crc32c:6087809a}]
+	// w float32 [2] 0 crc32c:6087809a
 }
 
 // inModelsFolder makes a folder with a model the working folder, and returns the way back.

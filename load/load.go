@@ -291,15 +291,16 @@ func (m *Model) laidOut(op string, l *handles.Manifest) ([]item, error) {
 			}
 		}
 		t := &m.tensors[at]
-		if t.Element != want.Element || !slices.Equal(t.Shape, want.Shape) {
+		if t.Element != want.Element || !slices.Equal(t.Shape, want.Shape) || len(want.Strides) > 0 {
 			return nil, &Error{Op: op, File: t.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
-				Asked: fmt.Sprintf("%v %v, where the layout has %v %v", t.Element, t.Shape, want.Element, want.Shape), Hint: "use a layout of this model"}
+				Asked: fmt.Sprintf("%v %v, where the layout has %v %v and strides %v", t.Element, t.Shape, want.Element, want.Shape, want.Strides), Hint: "use a layout of this model, without strides"}
 		}
 		n := t.Size()
 		if taken[at] || want.Offset < end || want.Offset > l.Bytes || n > l.Bytes-want.Offset {
 			if err := l.Validate(); err != nil { // which says what is wrong
 				return nil, err
 			}
+			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s, which shares memory with another", errs.Words(want.Name)), "load one tensor of each alias group")
 		}
 		taken[at], end = true, want.Offset+n
 		items[i] = item{block: block{offset: int64(t.Offset), bytes: int64(n)}, tensor: t, start: int64(want.Offset), part: i}

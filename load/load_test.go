@@ -261,8 +261,13 @@ func TestWhatCannotBeLoadedIsRefused(t *testing.T) {
 	wrong.Tensors[0].Shape = []int{6, 8}
 	require.ErrorIs(t, into(&wrong, kib), handles.ErrMismatch)
 	wrong.Tensors[0] = l.Tensors[0]
+	wrong.Tensors[0].Strides = make([]int, len(wrong.Tensors[0].Shape))
+	require.ErrorIs(t, into(&wrong, kib), handles.ErrMismatch)
+	wrong.Tensors[0] = l.Tensors[0]
 	wrong.Tensors[1].Offset = 8
 	require.ErrorIs(t, into(&wrong, kib), handles.ErrManifest)
+	wrong.Tensors[0].Alias, wrong.Tensors[1].Alias = 1, 1
+	require.ErrorContains(t, into(&wrong, kib), "shares memory with another")
 
 	verified := func(ctx context.Context) error { return gputest.Err(m.Verify(ctx, load.Options{}, l)) }
 	require.ErrorIs(t, verified(stopped), context.Canceled)

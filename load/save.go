@@ -37,13 +37,15 @@ type Saving struct {
 	Shape   []int
 	// From is the address of its contiguous elements.
 	From cuda.Ptr
+	// Strides are those of the manifest, if it has any: such a tensor is not contiguous, and is refused.
+	Strides []int
 }
 
 // SavingsOf returns the tensors of memory that begins at an address.
 func SavingsOf(l *handles.Manifest, at cuda.Ptr) []Saving {
 	all := make([]Saving, len(l.Tensors))
 	for i, t := range l.Tensors {
-		all[i] = Saving{t.Name, t.Element, t.Shape, at + cuda.Ptr(t.Offset)}
+		all[i] = Saving{t.Name, t.Element, t.Shape, at + cuda.Ptr(t.Offset), t.Strides}
 	}
 	return all
 }
@@ -141,6 +143,8 @@ func newSave(op string, o SaveOptions, tensors []Saving) (*save, error) {
 			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s with elements of type %v", errs.Words(t.Name), t.Element), "save elements of a type that the format has")
 		case t.Name == metadataKey:
 			return nil, errs.Invalid(op, "a tensor named "+metadataKey, "name it otherwise: the format has that for something else")
+		case len(t.Strides) > 0:
+			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s with strides %v", errs.Words(t.Name), t.Strides), "save a contiguous copy: the format has no strides")
 		case t.From == 0 && c.Size() > 0:
 			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s without an address", errs.Words(t.Name)), "set From")
 		}

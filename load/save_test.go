@@ -176,6 +176,7 @@ func TestASaveThatFails(t *testing.T) {
 		{Name: "w", Element: handles.Uint8, Shape: []int{-1}, From: b.Ptr()},
 		{Name: "w", Element: handles.Uint64, Shape: []int{1 << 31, 1 << 31}, From: b.Ptr()},
 		{Name: "w", Element: handles.Uint8, Shape: []int{1}},
+		{Name: "w", Element: handles.Uint8, Shape: []int{1}, From: b.Ptr(), Strides: []int{1}},
 	} {
 		err := save(t.Context(), path, wrong)
 		require.True(t, errors.Is(err, cuda.ErrInvalidArgument) || errors.Is(err, handles.ErrManifest), "%v", err)
