@@ -156,7 +156,7 @@ func (d *Descriptor) check(op string) error {
 		return bad("describe it as an array", "%v with elements of type %v and size %d", d.Kind, d.Element, d.ElementSize)
 	case d.Kind == ArrayKind:
 		switch {
-		case d.Element == NoElement || d.Element > Record: // those behind it are no part of the binary form
+		case d.Element == NoElement || d.Element >= elementTypes:
 			return bad("take Element and ElementSize from ElementOf", "an array of %v", d.Element)
 		case d.ElementSize <= 0 || d.ElementSize > math.MaxUint32 || d.Element != Record && d.ElementSize != elements[d.Element].size:
 			return bad("take Element and ElementSize from ElementOf", "elements of type %v and size %d", d.Element, d.ElementSize)

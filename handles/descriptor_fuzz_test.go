@@ -38,8 +38,8 @@ func drawn(t *rapid.T) handles.Descriptor {
 	unit := 1
 	if d.Kind == handles.ArrayKind {
 		d.Element, d.ElementSize = handles.Record, rapid.IntRange(1, math.MaxUint32).Draw(t, "element size")
-		if rapid.Bool().Draw(t, "float") {
-			d.Element, d.ElementSize = handles.Float32, 4
+		if known := handles.ElementType(rapid.IntRange(0, int(handles.Float8E5M2)).Draw(t, "element")); known.Size() > 0 {
+			d.Element, d.ElementSize = known, known.Size()
 		}
 		unit = d.ElementSize
 	}

@@ -29,8 +29,7 @@ const (
 	Complex128
 	// Record is any other type of a fixed size, which both sides know.
 	Record
-	// Models have these in tensors ([Tensor]). Arrays are not of them: Go has no such numbers,
-	// and no [Descriptor] declares them.
+	// Go has no numbers of these types: their arrays are of the marker types, such as [BF16].
 	BFloat16
 	Float16
 	// Float8E4M3 has no infinities, and one NaN for each sign.
@@ -38,6 +37,23 @@ const (
 	Float8E5M2
 	elementTypes
 )
+
+// Markers of element types that Go has no numbers of: their values are the bits. Other processes see a
+// vmm.Array[BF16] as an array of bfloat16, and one of uint16 as one of integers.
+type (
+	// BF16 has the bits of a bfloat16.
+	BF16 uint16
+	// F16 has the bits of an IEEE 754 half.
+	F16 uint16
+	// F8E4M3 has the bits of a float8 with 4 bits of exponent, which torch calls float8_e4m3fn.
+	F8E4M3 uint8
+	// F8E5M2 has the bits of a float8 with 5 bits of exponent.
+	F8E5M2 uint8
+)
+
+var markers = map[reflect.Type]ElementType{
+	reflect.TypeFor[BF16](): BFloat16, reflect.TypeFor[F16](): Float16, reflect.TypeFor[F8E4M3](): Float8E4M3, reflect.TypeFor[F8E5M2](): Float8E5M2,
+}
 
 var elements = [elementTypes]struct {
 	name string
@@ -102,10 +118,13 @@ func (e *ElementType) UnmarshalText(name []byte) error {
 }
 
 // ElementOf returns the element type of T and its size in bytes. Go's int and uint
-// count as the types of 64 or 32 bits that they are on this system; structs and arrays
-// are Records.
+// count as the types of 64 or 32 bits that they are on this system, and markers such as BF16 as
+// what they mark; structs and arrays are Records.
 func ElementOf[T any]() (ElementType, int) {
 	t := reflect.TypeFor[T]()
+	if e, marked := markers[t]; marked {
+		return e, int(t.Size())
+	}
 	kind := t.Kind()
 	switch kind {
 	case reflect.Int:

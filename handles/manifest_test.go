@@ -1,6 +1,7 @@
 package handles_test
 
 import (
+	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/internal/test/vectors"
 	"github.com/stretchr/testify/require"
 )
 
@@ -188,4 +190,21 @@ func TestManifestsOfManyValues(t *testing.T) {
 	require.ErrorContains(t, m.UnmarshalBinary(many("1", 17*handles.MaxTensors)), "values")
 	one := []byte(`{"bytes":1,"tensors":[{"name":"` + strings.Repeat(`{\"[,`, 800) + `","element":"uint8","shape":[1],"offset":0}]}`)
 	require.NoError(t, m.UnmarshalBinary(one), "a name has what it likes")
+}
+
+// Every language takes and refuses the same texts, and finds the same identities.
+func TestManifestsAreThoseOfTheVectors(t *testing.T) {
+	for _, v := range vectors.ReadManifests(t) {
+		t.Run(v.Name, func(t *testing.T) {
+			var m handles.Manifest
+			err := m.UnmarshalBinary([]byte(v.Text))
+			if v.Identity == "" {
+				require.ErrorIs(t, err, handles.ErrManifest)
+				return
+			}
+			require.NoError(t, err)
+			id := m.Identity()
+			require.Equal(t, v.Identity, hex.EncodeToString(id[:]))
+		})
+	}
 }

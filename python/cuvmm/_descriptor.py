@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 import struct
-from typing import List, NamedTuple, Optional, Tuple
+from typing import Any, List, NamedTuple, Optional, Tuple
 
 from . import _driver
 from ._wire import DESCRIPTOR_HEADER, FABRIC_HANDLE, MAX_CHUNKS
@@ -30,7 +30,8 @@ class Element(NamedTuple):
     dlpack: int
 
 
-#: By the protocol's number. DLPack's codes are int 0, uint 1, float 2, complex 5, bool 6.
+#: By the protocol's number. DLPack's codes are int 0, uint 1, float 2, bfloat 4, complex 5, bool 6, float8_e4m3fn 10,
+#: float8_e5m2 12; the array interface has none for bfloat and float8.
 ELEMENTS = {
     1: Element("bool", 1, "|b1", 6),
     2: Element("int8", 1, "|i1", 0),
@@ -45,17 +46,18 @@ ELEMENTS = {
     11: Element("float64", 8, "<f8", 2),
     12: Element("complex64", 8, "<c8", 5),
     13: Element("complex128", 16, "<c16", 5),
-}
-#: Those of tensors too, which no array is of. DLPack's codes are bfloat 4, float8_e4m3fn 10, float8_e5m2 12; the array
-#: interface has none for them.
-TENSOR_ELEMENTS = {
-    **ELEMENTS,
     15: Element("bfloat16", 2, "", 4),
     16: Element("float16", 2, "<f2", 2),
     17: Element("float8_e4m3", 1, "", 10),
     18: Element("float8_e5m2", 1, "", 12),
 }
 NUMBERS = {e.name: n for n, e in ELEMENTS.items()}
+
+
+def element_name(dtype: Any) -> str:
+    """Returns the name that a dtype has here, if it is one of ELEMENTS: a name, or an object of NumPy's or PyTorch's."""
+    name = str(getattr(dtype, "name", dtype)).rpartition(".")[2]
+    return {"float8_e4m3fn": "float8_e4m3"}.get(name, name)
 
 
 class Process(NamedTuple):

@@ -119,19 +119,15 @@ def _in_child() -> None:
 os.register_at_fork(after_in_child=_in_child)
 
 
-def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int, device: Tuple[int, int], *, versioned: bool,
+def capsule(owner: Any, pointer: int, shape: Sequence[int], strides: Sequence[int], code: int, bits: int, device: Tuple[int, int], *, versioned: bool,
             readonly: bool, copied: bool) -> Any:
-    """Makes a capsule of contiguous elements. It keeps ``owner`` alive until the consumer is done."""
-    dims = (c_int64 * len(shape))(*shape)
-    strides = (c_int64 * len(shape))()
-    step = 1
-    for i in reversed(range(len(shape))):
-        strides[i], step = step, step * shape[i]
+    """Makes a capsule of elements, ``strides`` elements apart in each dimension. It keeps ``owner`` alive until the consumer is done."""
+    dims, steps = (c_int64 * len(shape))(*shape), (c_int64 * len(shape))(*strides)
     managed = _ManagedVersioned() if versioned else _Managed()
     t = managed.tensor
     t.data, t.device, t.ndim = pointer, _Device(*device), len(shape)
     t.dtype, t.byte_offset = _DataType(code, bits, 1), 0
-    t.shape, t.strides = ctypes.cast(dims, POINTER(c_int64)), ctypes.cast(strides, POINTER(c_int64))
+    t.shape, t.strides = ctypes.cast(dims, POINTER(c_int64)), ctypes.cast(steps, POINTER(c_int64))
     managed.deleter = ctypes.cast(_deleter, c_void_p)
     if isinstance(managed, _ManagedVersioned):
         managed.version = _Version(*_VERSION)
@@ -140,5 +136,5 @@ def capsule(owner: Any, pointer: int, shape: Sequence[int], code: int, bits: int
     made = _new(address, _names[versioned], None)
     release_untaken()
     with _lock:
-        _out[address], _capsules[address] = (managed, dims, strides, owner), made
+        _out[address], _capsules[address] = (managed, dims, steps, owner), made
     return made

@@ -11,7 +11,7 @@ import os
 import stat
 from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
 
-from ._descriptor import TENSOR_ELEMENTS, Element
+from ._descriptor import ELEMENTS, NUMBERS, Element
 from .errors import ChangedError, FormatError, quoted
 
 _MAX_HEADER = 100_000_000
@@ -22,7 +22,6 @@ _AGAIN = "fetch the file again, or have it written anew"
 #: The format's names of element types, by the library's.
 DTYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
           "F8_E4M3": "float8_e4m3", "F8_E5M2": "float8_e5m2", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64"}
-_NUMBERS = {e.name: n for n, e in TENSOR_ELEMENTS.items()}
 
 
 class File:
@@ -79,7 +78,7 @@ class Stored(NamedTuple):
 
     @property
     def element(self) -> Element:
-        return TENSOR_ELEMENTS[self.number]
+        return ELEMENTS[self.number]
 
     @property
     def nbytes(self) -> int:
@@ -157,7 +156,7 @@ def _tensor(file: File, name: str, about: Any) -> Stored:
         raise _bad(file, f"a shape that is not of at most {_MAX_DIMS} integers from 0 up", name)
     if not _whole(place) or len(place) != 2:
         raise _bad(file, "data_offsets that are no begin and end", name)
-    t = Stored(name, _NUMBERS[DTYPES[dtype]], tuple(shape), file, place[0])
+    t = Stored(name, NUMBERS[DTYPES[dtype]], tuple(shape), file, place[0])
     if t.nbytes != place[1] - place[0]:
         raise _bad(file, f"{place[1] - place[0]} bytes for a shape of {t.shape} and elements of type {dtype}", name)
     return t

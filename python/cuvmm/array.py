@@ -12,8 +12,9 @@ from ctypes import byref, c_uint64, c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _dlpack, _streams
-from ._descriptor import RECORD, TENSOR_ELEMENTS, Element
+from ._descriptor import ELEMENTS, RECORD, Element
 from ._driver import Device, Event, Stream
+from ._manifest import contiguous
 from ._undo import Owned, Passing, leave, retry
 from .errors import ArgumentError, Error, InUseError, counted
 
@@ -22,7 +23,7 @@ _POLL, _LONGEST_POLL = 0.005, 0.25
 
 
 class ElementType(NamedTuple):
-    """The type of an array's elements. ``name`` is NumPy's, or "record" for structures of ``size`` bytes."""
+    """The type of an array's elements. ``name`` is NumPy's, "bfloat16", "float8_e4m3" or "float8_e5m2", or "record" for structures of ``size`` bytes."""
 
     name: str
     size: int
@@ -31,7 +32,7 @@ class ElementType(NamedTuple):
     @property
     def element(self) -> Element:
         """Records are shown as bytes."""
-        return TENSOR_ELEMENTS[self.number] if self.number != RECORD else TENSOR_ELEMENTS[6]
+        return ELEMENTS[self.number] if self.number != RECORD else ELEMENTS[6]
 
 
 def _caller() -> str:
@@ -146,6 +147,8 @@ class Array:
     Its length never changes. It is safe for use by any thread.
     """
 
+    _strides: Tuple[int, ...] = ()  # in elements; none: row-major order without gaps
+
     def __init__(self, dev: Device, pointer: int, length: int, kind: ElementType, readonly: bool, users: Users, base: int,
                  order: Callable[[List[c_void_p]], None], owner: Any, trusted: bool = False,
                  export: Optional[Callable[[List[c_void_p]], None]] = None) -> None:
@@ -209,9 +212,11 @@ class Array:
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
+        if not self._kind.element.typestr:
+            raise AttributeError(f"the CUDA array interface has no {self.dtype}: use __dlpack__")
         self._export([c_void_p(_streams.LEGACY_DEFAULT)])
         return {"shape": self.shape, "typestr": self._kind.element.typestr, "data": (self._pointer if self._length else 0, self._readonly),
-                "version": 3, "strides": None, "stream": _streams.LEGACY_DEFAULT}
+                "version": 3, "strides": tuple(n * self._kind.size for n in self._strides) or None, "stream": _streams.LEGACY_DEFAULT}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
         return _dlpack.CUDA, self._device.ordinal
@@ -245,7 +250,7 @@ class Array:
 
     def _capsule(self, owner: Any, pointer: int, device: Tuple[int, int], versioned: bool, readonly: bool, copied: bool) -> Any:
         e = self._kind.element
-        return _dlpack.capsule(owner, pointer if self._length else 0, self.shape, e.dlpack, 8 * e.size, device, versioned=versioned, readonly=readonly, copied=copied)
+        return _dlpack.capsule(owner, pointer if self._length else 0, self.shape, self._strides or contiguous(self.shape), e.dlpack, 8 * e.size, device, versioned=versioned, readonly=readonly, copied=copied)
 
     def _copied(self, stream: Optional[Any], target: Tuple[int, int], versioned: bool) -> Any:
         if target[0] == _dlpack.CPU:

@@ -11,13 +11,14 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
-from ._descriptor import TENSOR_ELEMENTS
+from ._descriptor import ELEMENTS
+from ._manifest import Placed, parse
 from ._process import OfProcess
 from .array import close_at_exit
 from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, dial
-from .weights import Placed, Tensor, parsed, placed, tensor
+from .weights import Tensor, placed, tensor, within
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ class Object(_Tensors):
     def __init__(self, broker: "Broker", key: bytes, about: ObjectListing, memory: Imported, manifest: bytes) -> None:
         self._broker, self._key, self._lost = broker, key, ""
         self.about, self.memory = about, memory
-        self._placed = {p.name: p for p in parsed(len(memory), manifest)} if manifest else {}
+        self._placed = {p.name: p for p in within(len(memory), parse(manifest)).tensors} if manifest else {}
 
     def __repr__(self) -> str:
         return f"<cuvmm.Object {quoted(self.about.name)}, version {self.about.version}, of {counted(len(self), 'tensor')}>"
@@ -104,7 +105,7 @@ class Writer(_Tensors):
     def __init__(self, o: Object, manifest: bytes) -> None:
         self._object, self._manifest, self._committed = o, manifest, False
         self.memory = o.memory
-        self._placed = {p.name: p for p in parsed(len(o.memory), manifest)}
+        self._placed = {p.name: p for p in within(len(o.memory), parse(manifest)).tensors}
 
     def commit(self) -> Object:
         """Waits for all work of the device, makes the memory read-only and has the broker serve the object, which is the caller's to close.

@@ -9,7 +9,7 @@ from ctypes import c_void_p
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from . import _driver, _memory
-from ._descriptor import ELEMENTS, NUMBERS
+from ._descriptor import ELEMENTS, NUMBERS, element_name
 from ._process import OfProcess, State
 from ._replica import Chunk
 from ._undo import Undo
@@ -216,10 +216,11 @@ def _no_order(_: List[c_void_p]) -> None:
 def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int = 0) -> Shared:
     """Makes a growing array of undefined elements, in memory that other processes can map, unlike that of PyTorch's allocator.
 
-    ``dtype`` is a name of NumPy's ("float32"), or an object with such a name (torch.float32, numpy.dtype). ``reserve`` is the
+    ``dtype`` is a name of NumPy's ("float32"), "bfloat16", "float8_e4m3" or "float8_e5m2", or an object with such a name
+    (torch.bfloat16, numpy.dtype). ``reserve`` is the
     size to which it can grow, in bytes. ``torch.from_dlpack(shared.array)`` is a tensor of it.
     """
-    name = str(getattr(dtype, "name", dtype)).split(".")[-1]
+    name = element_name(dtype)
     if name not in NUMBERS:
         raise ArgumentError(f"elements of type {dtype!r}", "use one of " + ", ".join(sorted(NUMBERS)))
     length, reserve = whole(length, "elements"), whole(reserve, "bytes to reserve")

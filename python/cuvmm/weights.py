@@ -5,14 +5,14 @@ from __future__ import annotations
 import bisect
 import contextlib
 import ctypes
-import json
 import mmap
 import os
 import threading
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._descriptor import TENSOR_ELEMENTS
+from ._descriptor import ELEMENTS, NUMBERS, element_name
 from ._driver import HostPin, Stream
+from ._manifest import Manifest, Placed, contiguous, parse
 from ._safetensors import Block, Model, Stored
 from ._undo import Passing
 from .array import Array, ElementType, close_at_exit
@@ -22,7 +22,6 @@ from .shared import Shared, empty
 _ALIGN = 256
 _PIECE = 4 << 20
 _MOST_THREADS, _THREADS_LIMIT = 16, 256
-_NUMBERS = {e.name: n for n, e in TENSOR_ELEMENTS.items()}
 
 
 class Tensor(Array):
@@ -31,38 +30,40 @@ class Tensor(Array):
     ``dtype`` is NumPy's name, or "bfloat16", "float8_e4m3" or "float8_e5m2", which only ``__dlpack__`` passes on.
     """
 
-    def __init__(self, memory: Array, number: int, shape: Tuple[int, ...], offset: int) -> None:
-        e = TENSOR_ELEMENTS[number]
-        length = 1
-        for n in shape:
-            length *= n
-        self._shape, self._memory, self._offset = shape, memory, offset
-        super().__init__(memory._device, memory._pointer + offset, length, ElementType(e.name, e.size, number), memory._readonly, memory._users, memory._base,
-                         memory._order, memory._owner, memory._trusted)
+    def __init__(self, memory: Array, p: Placed) -> None:
+        e = ELEMENTS[p.number]
+        self._place, self._memory, self._strides = p, memory, p.strides
+        super().__init__(memory._device, memory._pointer + p.offset, p.nbytes // e.size, ElementType(e.name, e.size, p.number), memory._readonly, memory._users, memory._base,
+                         memory._order, memory._owner, memory._trusted, memory._export)
 
     def __repr__(self) -> str:
-        return f"<cuvmm.Tensor of shape {self._shape} and {self.dtype} on device {self.device}{', read-only' if self.readonly else ''}>"
+        return f"<cuvmm.Tensor of shape {self.shape} and {self.dtype} on device {self.device}{', read-only' if self.readonly else ''}>"
 
     def __len__(self) -> int:
-        if not self._shape:
+        if not self.shape:
             raise TypeError("a tensor without dimensions has no length")
-        return self._shape[0]
+        return self.shape[0]
 
     def __getitem__(self, part: Any) -> "Array":
         raise ArgumentError("a tensor of this package cannot be indexed", "make a tensor of PyTorch of it: torch.from_dlpack(tensor)")
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        return self._shape
-
-    def allow_readonly(self) -> "Tensor":
-        return Tensor(self._memory.allow_readonly(), self._kind.number, self._shape, self._offset)
+        return self._place.shape
 
     @property
-    def __cuda_array_interface__(self) -> Dict[str, Any]:
-        if not self._kind.element.typestr:
-            raise AttributeError(f"the CUDA array interface has no {self.dtype}: use __dlpack__")
-        return super().__cuda_array_interface__
+    def strides(self) -> Tuple[int, ...]:
+        """The distance between neighbours in each dimension, in elements. ``tobytes``, ``write`` and ``nbytes`` are of the
+        bytes from the first element to the last, in the order of their addresses."""
+        return self._strides or contiguous(self.shape)
+
+    @property
+    def kind(self) -> str:
+        """What the tensor is in its model, such as "parameter" or "buffer"; empty if the manifest does not say."""
+        return self._place.kind
+
+    def allow_readonly(self) -> "Tensor":
+        return Tensor(self._memory.allow_readonly(), self._place)
 
 
 class Shard(NamedTuple):
@@ -71,23 +72,6 @@ class Shard(NamedTuple):
     dim: int
     rank: int
     ranks: int
-
-
-class Placed(NamedTuple):
-    """A tensor in memory, from byte ``offset`` on."""
-
-    name: str
-    number: int
-    shape: Tuple[int, ...]
-    offset: int
-    digest: str = ""
-
-    @property
-    def nbytes(self) -> int:
-        n = TENSOR_ELEMENTS[self.number].size
-        for d in self.shape:
-            n *= d
-        return n
 
 
 class Weights(Mapping[str, Tensor]):
@@ -114,7 +98,7 @@ class Weights(Mapping[str, Tensor]):
 
     def manifest(self) -> bytes:
         """The names, types, shapes and offsets of the tensors, as followers in Go (handles.Manifest) and Python (:func:`tensors`) read them."""
-        return manifest_of(len(self.memory), self._placed.values())
+        return Manifest(len(self.memory), self._placed.values()).text()
 
     def close(self) -> None:
         """Frees the memory, unless it was the caller's. InUseError while it is published, or tensors of it are in use. Idempotent."""
@@ -136,72 +120,38 @@ def placed(like: Mapping[str, Any]) -> Tuple[bytes, int]:
     rows, end = [], 0
     for name, of in like.items():
         dtype, shape = of if isinstance(of, tuple) else (of.dtype, of.shape)
-        named = str(dtype).rpartition(".")[2]
-        number = _NUMBERS.get({"float8_e4m3fn": "float8_e4m3"}.get(named, named))
+        number = NUMBERS.get(element_name(dtype))
         if number is None or not isinstance(name, str) or not name:
-            raise ArgumentError(f"tensor {quoted(str(name))} of {dtype}", f"use a name, and one of {', '.join(_NUMBERS)}")
+            raise ArgumentError(f"tensor {quoted(str(name))} of {dtype}", f"use a name, and one of {', '.join(NUMBERS)}")
         p = Placed(name, number, tuple(whole(n, "in a shape") for n in shape), -(-end // _ALIGN) * _ALIGN)
         if min(p.shape, default=0) < 0:
             raise ArgumentError(f"tensor {quoted(name)} of shape {p.shape}", "use lengths from 0")
         rows.append(p)
         end = p.offset + p.nbytes
     end = max(end, 1)
-    return manifest_of(end, rows), end
-
-
-def manifest_of(nbytes: int, all: Iterable[Placed]) -> bytes:
-    ordered = sorted(all, key=lambda p: (p.offset, p.nbytes))
-    return json.dumps({"bytes": nbytes, "tensors": [
-        {"name": p.name, "element": TENSOR_ELEMENTS[p.number].name, "shape": list(p.shape), "offset": p.offset} for p in ordered]}).encode()
+    return Manifest(end, rows).text(), end
 
 
 def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
-    """Returns the tensors of memory that another process publishes, by name. ``manifest`` is the text that came with it, which is checked.
+    """Returns the tensors of memory that another process shares, by name. ``manifest`` is the text that came with it, which is checked.
 
     They keep the memory mapped as other arrays do, and are as readable and writable as ``memory``, an array of bytes.
     """
     if memory.itemsize != 1:
         raise ArgumentError(f"an array of {memory.dtype}", "pass the array of bytes that the manifest came with")
-    return {p.name: tensor(memory, p) for p in parsed(memory.nbytes, manifest)}
+    return {p.name: tensor(memory, p) for p in within(memory.nbytes, parse(manifest)).tensors}
 
 
 def tensor(memory: Array, p: Placed) -> Tensor:
     """Returns the tensor of a place."""
-    return Tensor(memory, p.number, p.shape, p.offset)
+    return Tensor(memory, p)
 
 
-def parsed(nbytes: int, manifest: Any) -> List[Placed]:
-    """Checks a manifest of memory of a size, and returns its places in their order."""
-
-    def bad(what: str) -> FormatError:
-        return FormatError(f"a manifest with {what}", "the publisher is at fault")
-
-    try:
-        about = json.loads(bytes(manifest).decode())
-    except (ValueError, RecursionError) as e:
-        raise bad(f"text that is none: {e}") from None
-    if not isinstance(about, dict) or about.keys() != {"bytes", "tensors"}:
-        raise bad("other fields")
-    if about["bytes"] != nbytes:
-        raise bad(f"{about['bytes']!r} bytes, for memory of {nbytes}")
-    found: Dict[str, Placed] = {}
-    end = 0
-    if not isinstance(about["tensors"] or [], list):
-        raise bad("tensors that are no list")
-    for t in about["tensors"] or []:
-        if not isinstance(t, dict) or not {"name", "element", "shape", "offset"} <= t.keys() <= {"name", "element", "shape", "offset", "digest"}:
-            raise bad("a tensor of other fields")
-        name, number, shape, offset = t["name"], _NUMBERS.get(t["element"]) if isinstance(t["element"], str) else None, t["shape"] or [], t["offset"]
-        if not isinstance(name, str) or not name or name in found:
-            raise bad("a tensor without a name of its own")
-        if number is None or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in [*shape, offset]):
-            raise bad(f"tensor {quoted(name)} of another form")
-        p = Placed(name, number, tuple(shape), offset)
-        if offset < end or offset + p.nbytes > nbytes:
-            raise bad(f"tensor {quoted(name)} of {p.nbytes} bytes at {offset}, behind a tensor that ends at {end}, in memory of {nbytes}")
-        end = offset + p.nbytes
-        found[name] = p
-    return list(found.values())
+def within(nbytes: int, m: Manifest) -> Manifest:
+    """Returns the manifest, if it is that of memory of a size."""
+    if m.nbytes != nbytes:
+        raise FormatError(f"a manifest of {m.nbytes} bytes, for memory of {nbytes}", "the publisher is at fault")
+    return m
 
 
 def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] = None, into: Optional[Shared] = None, threads: int = 0) -> Weights:

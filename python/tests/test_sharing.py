@@ -20,6 +20,7 @@ from cuvmm import _driver, _page
 from cuvmm._driver import Stream
 from cuvmm._undo import Undo
 
+from .consumer import Tensor as Consumer
 from .support import DriverTest, await_that, environment
 
 
@@ -98,6 +99,25 @@ class Sharing(DriverTest):
         self.assertGreater(self.memory.trim(), 0)
         self.table.withdraw()
         self.assertEqual(out.readline(), "end WithdrawnError 7\n")
+
+    def test_elements_of_models(self) -> None:
+        """Elements that NumPy has no numbers of are published and followed as such, by DLPack alone."""
+        with cuvmm.Server(self.path()) as server, cuvmm.connect(self.path()) as client:
+            for dtype, size, code in (("bfloat16", 2, 4), ("float16", 2, 2), ("float8_e4m3", 1, 10), ("float8_e5m2", 1, 12)):
+                with cuvmm.empty(8, dtype) as memory:
+                    publication = server.publish(dtype, memory)
+                    memory.array.write(bytes(range(8 * size)))
+                    publication.announce()
+                    with client.follow(dtype) as follower:
+                        follower.next()
+                        self.assertEqual((follower.array.dtype, follower.array.tobytes()), (dtype, bytes(range(8 * size))))
+                        c = Consumer(follower.array.allow_readonly().__dlpack__(max_version=(1, 0)))
+                        kind = c.managed.tensor.dtype
+                        self.assertEqual((c.shape, kind.code, kind.bits), ((8,), code, 8 * size))
+                        c.free()
+                        self.assertEqual(hasattr(follower.array, "__cuda_array_interface__"), dtype == "float16")
+                    self.assertEqual([(p.dtype, p.itemsize) for p in client.list()], [(dtype, size)])
+                    publication.withdraw()
 
     def test_a_writer(self) -> None:
         self.publish(writable=True)

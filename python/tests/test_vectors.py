@@ -7,9 +7,9 @@ import socket
 import unittest
 from typing import Any, List, Tuple
 
-from cuvmm import _conn, _descriptor, _packet, _wire
+from cuvmm import _conn, _descriptor, _manifest, _packet, _wire
 from cuvmm._replica import View
-from cuvmm.errors import Error, TooLargeError
+from cuvmm.errors import Error, FormatError, MismatchError, TooLargeError
 
 from .support import vectors
 
@@ -61,6 +61,30 @@ class Vectors(unittest.TestCase):
                 made = _packet.packet(f["version"], f["kind"], f["nonce"], f["sequence"], f["body"], f["files"], f["bytes in all"], f["files in all"])
                 self.assertEqual(made.hex(), p["packed"])
         self.assertEqual(_packet.greeting(bytes.fromhex("04050600000000000000000000000000")).hex(), vectors("protocol.json")["packets"][0]["packed"])
+
+    def test_manifests(self) -> None:
+        for v in vectors("manifests.json"):
+            with self.subTest(v["name"]):
+                if v["identity"]:
+                    m = _manifest.parse(v["text"].encode())
+                    self.assertEqual(m.identity().hex(), v["identity"])
+                    self.assertEqual(_manifest.parse(m.text()).identity(), m.identity())
+                else:
+                    with self.assertRaises(FormatError):
+                        _manifest.parse(v["text"].encode())
+
+    def test_manifests_are_compared(self) -> None:
+        def of(nbytes: int = 4096, **changed: Any) -> _manifest.Manifest:
+            return _manifest.Manifest(nbytes, [_manifest.Placed("embed", 15, (16, 32), 0)._replace(**changed)])
+
+        of().match(of(digest="x", strides=(32, 1)))
+        for other, says in ((of(8192), "bytes 8192 instead of 4096"), (of(name="x"), 'no tensor "embed"; a tensor "x" that is not expected'),
+                            (of(number=16, offset=2), 'tensor "embed" has element float16 instead of bfloat16, offset 2 instead of 0'),
+                            (of(shape=(32, 16)), "shape [32, 16] instead of [16, 32]"), (of(strides=(1, 16)), "strides [1, 16] instead of [32, 1]"),
+                            (of(kind="buffer"), 'kind "buffer" instead of ""'), (of(alias=1), "alias group 1 instead of 0")):
+            with self.assertRaises(MismatchError) as raised:
+                other.match(of())
+            self.assertIn(says, str(raised.exception))
 
     def test_the_descriptor(self) -> None:
         v = vectors("protocol.json")["descriptor"]

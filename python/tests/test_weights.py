@@ -188,9 +188,20 @@ class Loads(DriverTest):
                 return json.dumps({"bytes": size, "tensors": list(tensors)}).encode()
             self.assertEqual(cuvmm.tensors(memory.array, of(good, dict(good, name="y", offset=32, digest="z")))["y"].shape, (8,))
             self.assertEqual(cuvmm.tensors(memory.array, b'{"bytes":4096,"tensors":null}'), {})
+            tied = dict(good, name="y", shape=[2, 4], strides=[1, 2], alias=1, kind="parameter")
+            y = cuvmm.tensors(memory.array, of(dict(good, alias=1), tied))["y"]
+            self.assertEqual((y.shape, y.strides, y.nbytes, y.kind, y.ptr), ((2, 4), (1, 2), 32, "parameter", memory.array.ptr))
+            c = Consumer(y.__dlpack__(max_version=(1, 0)))
+            self.assertEqual((c.shape, c.strides), ((2, 4), (1, 2)))
+            self.assertEqual(y.__cuda_array_interface__["strides"], (4, 8))
+            c.free()
+            del y
             for bad in (b"", b"\xff", b"[" * 100000, b"[]", b"{}", b'{"bytes":4096,"tensors":5}', of(good, size=4095), of(good, size="4096"), of(5), of({}), of(good, good), of(dict(good, name="")),
                         of(dict(good, element="float31")), of(dict(good, element=[])), of(dict(good, shape=[1025])), of(dict(good, shape=[-1])), of(dict(good, shape=[True])),
-                        of(dict(good, shape=[2.0])), of(dict(good, offset=-1)), of(dict(good, offset=4065)), of(dict(good, more=1)), of(good, dict(good, name="y", offset=31))):
+                        of(dict(good, shape=[2.0])), of(dict(good, offset=-1)), of(dict(good, offset=4065)), of(dict(good, more=1)), of(good, dict(good, name="y", offset=31)),
+                        of(dict(good, offset=1), dict(good, name="y", alias=1)), of(dict(good, alias=1), dict(tied, alias=2)), of(dict(good, alias=1), dict(good, name="y")), of(dict(good, strides=[1, 1])),
+                        of(dict(good, strides=[147])), of(dict(good, strides=[-1])), of(dict(good, kind=1)), of(dict(good, kind="x" * 65)), of(dict(good, alias=-1)), of(dict(good, alias=1 << 63)),
+                        of(dict(good, name="x" * 4097)), of(dict(good, name="\ud800")), of(dict(good, shape=[1] * 65)), of(dict(good, shape=[0, 1 << 63])), of(size=-1), b'{"bytes":4096,"tensors":[' + b"{}," * (1 << 20) + b"{}]}"):
                 with self.assertRaises(cuvmm.FormatError, msg=str(bad[:80])):
                     cuvmm.tensors(memory.array, bad)
             gc.collect()

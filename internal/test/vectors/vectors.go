@@ -1,7 +1,7 @@
 // Package vectors reads the test vectors of the protocol, which any language can read:
 // one example of every message and packet (testdata/protocol.json), which it encodes
-// from docs/protocol.md alone, and messages and transfers that every implementation refuses
-// (testdata/hostile.json).
+// from docs/protocol.md alone, messages and transfers that every implementation refuses
+// (testdata/hostile.json), and texts of manifests (testdata/manifests.json).
 package vectors
 
 import (
@@ -23,6 +23,9 @@ var file []byte
 
 //go:embed testdata/hostile.json
 var hostile []byte
+
+//go:embed testdata/manifests.json
+var manifests []byte
 
 // Vectors are all test vectors.
 type Vectors struct {
@@ -234,6 +237,18 @@ func ReadTransfers(t testing.TB) []Transfer {
 	require.NoError(t, json.Unmarshal(hostile, &table))
 	require.NotEmpty(t, table.Transfers)
 	return table.Transfers
+}
+
+// Manifest is the text of a manifest, and its identity in hexadecimal, which is empty if every
+// implementation refuses the text.
+type Manifest struct{ Name, Text, Identity string }
+
+// ReadManifests returns the manifests, and requires that there are any.
+func ReadManifests(t testing.TB) (all []Manifest) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal(manifests, &all))
+	require.NotEmpty(t, all)
+	return all
 }
 
 // Read returns the vectors.
