@@ -74,6 +74,21 @@ func ExampleLeaseBuffer() {
 	// 6 bytes were imported by this process: true
 }
 
+// Arrays of the markers are arrays of numbers that Go lacks, for the other process.
+func ExampleElementOf() {
+	for _, of := range []func() (handles.ElementType, int){
+		handles.ElementOf[handles.BF16], handles.ElementOf[handles.F16], handles.ElementOf[handles.F8E4M3], handles.ElementOf[handles.F8E5M2], handles.ElementOf[uint16],
+	} {
+		fmt.Println(of())
+	}
+	// Output:
+	// bfloat16 2
+	// float16 2
+	// float8_e4m3 1
+	// float8_e5m2 1
+	// uint16 2
+}
+
 // A manifest says which tensors memory holds. It travels as text, and is compared before the
 // memory is used.
 func ExampleManifest() {
