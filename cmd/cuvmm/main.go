@@ -1,8 +1,8 @@
 // Command cuvmm inspects a machine and its processes: doctor finds what keeps GPU
 // virtual memory from working and says what to do, info describes the devices and
 // measures what the driver's calls cost, map draws the GPU address space of a process, top
-// lists the processes that use GPUs, serve keeps memory for processes that come and go,
-// sleep takes a process off the GPUs and wake puts it back, load checks files of tensors and
+// lists the processes that use GPUs, serve keeps memory for processes that come and go, objects
+// lists, saves and loads what it keeps, sleep takes a process off the GPUs and wake puts it back, load checks files of tensors and
 // measures how fast they are loaded, replay and generate measure the pool with allocation
 // traces, and version says which cuvmm it is. It runs without a GPU, too.
 package main
@@ -47,6 +47,7 @@ func commands() []command {
 		{"map", "draws the GPU address space of a process", mapUsage, 2, drawMap},
 		{"top", "lists the processes that use GPUs, and what they share", topUsage, 0, top},
 		{"serve", "keeps memory for processes that come and go", serveUsage, 0, serveObjects},
+		{"objects", "lists, verifies, saves, loads and removes what serve keeps", objectsUsage, math.MaxInt, objects},
 		{"sleep", "takes a process off the GPUs, with its memory and contexts", sleepUsage, 1, sleepCommand},
 		{"wake", "puts a process back that sleeps", wakeUsage, 1, wakeCommand},
 		{"load", "checks files of tensors, and measures how fast they are loaded", loadUsage, math.MaxInt, loadFiles},

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -12,33 +13,56 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/stretchr/testify/require"
 )
 
-// An object outlives the broker's kill and replacement, and an upgrade of the keeper.
-func TestServeKeepsWhatWasWritten(t *testing.T) {
-	folder, path := t.TempDir(), t.TempDir()+"/s/broker"
+// served is cuvmm serve as another process, and a System on its software machine.
+type served struct {
+	*exec.Cmd
+	sys  *cuda.System
+	path string
+	log  *testlog.Log
+}
+
+func serving(t *testing.T, folder string, args ...string) *served {
+	s := &served{path: t.TempDir() + "/s/broker", log: &testlog.Log{}}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	log := &testlog.Log{}
-	c := exec.Command(self, "serve", "-socket", path, "-limit", "64", "-driver", "sim")
-	c.Env = append(os.Environ(), asChild+"=1", `CUVMM_SIM={"Folder": "`+folder+`"}`)
-	c.Stderr = log
-	require.NoError(t, c.Start())
-	defer func() {
+	s.Cmd = exec.Command(self, append([]string{"serve", "-socket", s.path, "-driver", "sim"}, args...)...)
+	s.Env = append(os.Environ(), asChild+"=1", `CUVMM_SIM={"Folder": "`+folder+`"}`)
+	s.Stderr = s.log
+	require.NoError(t, s.Start())
+	t.Cleanup(func() {
 		if t.Failed() {
-			t.Log(log.String())
+			t.Log(s.log.String())
 		}
-		_ = c.Process.Kill()
-	}()
+		_ = s.Process.Kill()
+	})
 	m, err := sim.New(sim.Options{Folder: folder})
 	require.NoError(t, err)
-	sys, err := m.OpenOwned(cuda.Options{})
+	s.sys, err = m.OpenOwned(cuda.Options{})
 	require.NoError(t, err)
-	d := sys.Devices()[0]
+	return s
+}
+
+// end ends it, which frees what nobody has mapped.
+func (s *served) end(t *testing.T) {
+	require.NoError(t, s.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, s.Wait(), s.log.String())
+	free, total, err := s.sys.Devices()[0].MemoryInfo()
+	require.NoError(t, err)
+	require.Less(t, total-free, 3<<20, "what nobody has mapped is free")
+	require.NoError(t, s.sys.Close())
+}
+
+// An object outlives the broker's kill and replacement, and an upgrade of the keeper.
+func TestServeKeepsWhatWasWritten(t *testing.T) {
+	c := serving(t, t.TempDir(), "-limit", "64")
+	d, path, log := c.sys.Devices()[0], c.path, c.log
 	ctx := peertest.Context(t)
 	k, err := broker.Dial(ctx, path, broker.DialOptions{Wait: true})
 	require.NoError(t, err)
@@ -73,12 +97,89 @@ func TestServeKeepsWhatWasWritten(t *testing.T) {
 		require.NoError(t, got.Close())
 	}
 	require.NoError(t, k.Close())
-	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
-	require.NoError(t, c.Wait(), log.String())
-	free, total, err := d.MemoryInfo()
+	c.end(t)
+}
+
+// Objects are saved from one broker and loaded into the next, and what a process wrote to them is found.
+func TestObjectsAreSavedAndLoaded(t *testing.T) {
+	folder, images := t.TempDir(), t.TempDir()
+	t.Setenv("CUVMM_SIM", `{"Folder": "`+folder+`"}`)
+	first := serving(t, folder)
+	ctx := peertest.Context(t)
+	k, err := broker.Dial(ctx, first.path, broker.DialOptions{Wait: true})
 	require.NoError(t, err)
-	require.Less(t, total-free, 3<<20, "what nobody has mapped is free")
-	require.NoError(t, sys.Close())
+	d := first.sys.Devices()[0]
+	m := &handles.Manifest{Bytes: 1 << 20, Tensors: []handles.Tensor{{Name: "t", Element: handles.Uint8, Shape: []int{5}, Offset: 4096}}}
+	var fleeting *broker.Object
+	write := func(name string, m *handles.Manifest, o broker.CreateOptions) {
+		o.Bytes = 1 << 20
+		w, err := k.Create(ctx, d, name, o)
+		require.NoError(t, err)
+		part, err := w.Buffer().Slice(4096, 4101)
+		require.NoError(t, err)
+		require.NoError(t, part.CopyFrom(nil, []byte(name[:5])))
+		got, err := w.Commit(ctx, m)
+		require.NoError(t, err)
+		if fleeting = got; !o.Ephemeral {
+			require.NoError(t, got.Close())
+		}
+	}
+	write("../odd name", m, broker.CreateOptions{})
+	write("plain", m, broker.CreateOptions{})
+	write("empty", nil, broker.CreateOptions{})
+	write("fleeting", m, broker.CreateOptions{Ephemeral: true})
+	objects := func(s *served, args ...string) (code int, out, complaints string) {
+		var o, c bytes.Buffer
+		code = run(append([]string{"objects", "-socket", s.path, "-driver", "sim"}, args...), &o, &c, thisHost())
+		return code, o.String(), c.String()
+	}
+	does := func(s *served, args ...string) string {
+		code, out, complaints := objects(s, args...)
+		require.Equal(t, exitOK, code, complaints)
+		return out
+	}
+	list := does(first)
+	require.Regexp(t, `(?m)^"fleeting" +4, ephemeral +2 MiB +`+d.UUID().String()+` +\d+ .* `+strconv.Itoa(os.Getpid())+`$`, list)
+	require.Contains(t, does(first, "-json"), `"Name": "plain"`)
+	require.Equal(t, "\"../odd name\", version 1: has no digests\n\"empty\", version 3: has no digests\n\"plain\", version 2: has no digests\n", does(first, "verify"))
+	code, _, complaints := objects(first, "verify", "plain", "none")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, complaints, "has no digest; commit it with")
+	require.Contains(t, complaints, "no such object", "and it goes on")
+	require.Contains(t, does(first, "save", images), `"empty", version 3: not saved`)
+	names, err := filepath.Glob(images + "/*")
+	require.NoError(t, err)
+	require.Equal(t, []string{images + "/..%2Fodd%20name.safetensors", images + "/plain.safetensors"}, names)
+	require.Contains(t, does(first, "load", images), `"plain", version 2: was there`)
+
+	require.Empty(t, does(first, "remove", "empty"))
+	require.NoError(t, fleeting.Close())
+	require.NoError(t, k.Close())
+	first.end(t)
+
+	second := serving(t, folder)
+	k, err = broker.Dial(ctx, second.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(images+"/broken.safetensors", []byte("broken"), 0o600))
+	code, out, complaints := objects(second, "load", images)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, complaints, "broken.safetensors")
+	require.Contains(t, out, `"plain", version 2: loaded from `+images+"/plain.safetensors, 2 MiB in ")
+	require.Equal(t, "\"../odd name\", version 1: as it was committed\n\"plain\", version 2: as it was committed\n", does(second, "verify"))
+	got, err := k.Attach(ctx, second.sys.Devices()[0], "../odd name", broker.AttachOptions{})
+	require.NoError(t, err)
+	five := make([]byte, 5)
+	_, part, err := got.Tensor("t")
+	require.NoError(t, err)
+	require.NoError(t, part.CopyTo(nil, five))
+	require.Equal(t, "../od", string(five))
+	require.NoError(t, got.Close())
+	require.NoError(t, k.Close())
+	for _, args := range [][]string{{"fly"}, {"save"}, {"list", "x"}, {"load"}} {
+		code, _, _ := objects(second, args...)
+		require.Equal(t, exitUsage, code, args)
+	}
+	second.end(t)
 }
 
 // childOf returns the one child of a process.

@@ -85,16 +85,6 @@ func serveObjects(f *flag.FlagSet) func(args []string, out io.Writer, h host) (i
 	}
 }
 
-func defaultSocket() string {
-	dir := os.Getenv("XDG_RUNTIME_DIR")
-	if dir == "" {
-		dir = filepath.Join(os.TempDir(), fmt.Sprintf("cuvmm-%d", os.Getuid()))
-	} else {
-		dir = filepath.Join(dir, "cuvmm")
-	}
-	return filepath.Join(dir, "broker")
-}
-
 // keep is the keeper: it runs brokers until it is told to end, or to replace itself.
 func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))

@@ -45,6 +45,7 @@ type Broker struct {
 
 // presence is what a broker knows of a client's process.
 type presence struct {
+	of       peer.Credentials
 	sessions int
 	// watched: the end of the process will be noticed. Otherwise the end of its last session counts.
 	watched bool
@@ -341,12 +342,12 @@ func (b *Broker) unuse(f *files) {
 }
 
 // arrive notes a session of a client, and watches its process.
-func (b *Broker) arrive(h holder, c *sock.Conn) {
+func (b *Broker) arrive(h holder, of peer.Credentials, c *sock.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	p := b.present[h]
 	if p == nil {
-		p = &presence{}
+		p = &presence{of: of}
 		b.present[h] = p
 	}
 	p.sessions++

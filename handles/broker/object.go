@@ -196,31 +196,41 @@ func (o *Object) Tensor(name string) (handles.Tensor, vmm.Slice[byte], error) {
 // Verify reads the memory, and compares it with the digests of the manifest: load.ErrDigest says that a
 // process wrote to it since they were made. A tensor without a digest is cuda.ErrNotSupported. It takes as
 // long as copying the memory to the host.
-func (o *Object) Verify(ctx context.Context) (err error) {
+func (o *Object) Verify(ctx context.Context) error {
 	const op = "broker.Object.Verify"
+	return o.reading(op, true, func(s *cuda.Stream) error {
+		_, err := load.Verify(ctx, load.Options{}, s, &o.manifest, o.buffer.Ptr())
+		return err
+	})
+}
+
+// reading has a function read the tensors on a stream, while the object stays open. With digests each
+// tensor must have one.
+func (o *Object) reading(op string, digests bool, f func(*cuda.Stream) error) (err error) {
 	if o == nil || o.buffer == nil {
 		return errs.PeerInvalid(op, "a nil or zero object", "take one from Client.Attach")
-	}
-	if len(o.manifest.Tensors) == 0 {
-		return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, whose manifest has no tensors", o.About().Name), "commit it with a manifest")
-	}
-	for _, t := range o.manifest.Tensors {
-		if t.Digest == "" {
-			return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("tensor %q of object %q, which has no digest", t.Name, o.About().Name),
-				"commit it with a manifest of load.Model.LoadAll or load.Verify")
-		}
 	}
 	if !o.closer.Acquire() {
 		return errs.PeerClosed(op, "object")
 	}
 	defer o.closer.Release()
+	name := o.About().Name
+	if len(o.manifest.Tensors) == 0 {
+		return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, whose manifest has no tensors", name), "commit it with a manifest")
+	}
+	for _, t := range o.manifest.Tensors {
+		if digests && t.Digest == "" {
+			return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("tensor %q of object %q, which has no digest", t.Name, name),
+				"commit it with a manifest of load.Model.LoadAll or load.Verify")
+		}
+	}
 	s, err := o.buffer.Device().NewStream(cuda.StreamOptions{})
 	if err != nil {
 		return err
 	}
 	defer func() { err = errs.Both(err, s.Close()) }()
-	if _, err := load.Verify(ctx, load.Options{}, s, &o.manifest, o.buffer.Ptr()); err != nil {
-		return fmt.Errorf("%s: object %q: %w", op, o.About().Name, err)
+	if err := f(s); err != nil {
+		return fmt.Errorf("%s: object %q: %w", op, name, err)
 	}
 	return nil
 }

@@ -129,8 +129,12 @@ type Listing struct {
 	Name string
 	// Version is higher for each object that is committed, whatever its name; 0 while it is written.
 	Version uint64
-	// Bytes is the size of its memory, and Holders how many clients hold it.
-	Bytes, Holders int
+	// Device has the memory, of so many bytes.
+	Device cuda.UUID
+	Bytes  int
+	// Holders is how many clients hold it, and HeldBy which of them are connected, at most 16.
+	Holders int
+	HeldBy  []peer.Credentials
 	// Ephemeral objects end with their last holder.
 	Ephemeral bool
 	// PID and UID are the process and the user that wrote it, as the broker sees them.
@@ -140,11 +144,21 @@ type Listing struct {
 	Since time.Time
 }
 
+// maxHeldBy bounds Listing.HeldBy.
+const maxHeldBy = 16
+
 func (l *Listing) encode(e *wire.Encoder) {
 	e.Text(l.Name, MaxName)
 	e.Uint64(l.Version)
+	e.Raw(l.Device[:])
 	e.Uint64(uint64(l.Bytes))
 	e.Uint32(uint32(l.Holders))
+	e.Uint32(uint32(len(l.HeldBy)))
+	for _, p := range l.HeldBy {
+		e.Uint32(uint32(p.PID))
+		e.Uint32(p.UID)
+		e.Uint32(p.GID)
+	}
 	e.Bool(l.Ephemeral)
 	e.Uint32(uint32(l.PID))
 	e.Uint32(l.UID)
@@ -153,17 +167,25 @@ func (l *Listing) encode(e *wire.Encoder) {
 
 func (l *Listing) decode(d *wire.Decoder) {
 	l.Name, l.Version = d.Text(MaxName), d.Uint64()
+	copy(l.Device[:], d.Raw(len(l.Device)))
 	bytes := d.Uint64()
 	if bytes > maxBytes {
 		d.Fail("an object of %d bytes", bytes)
 	}
-	l.Bytes, l.Holders, l.Ephemeral = int(bytes), int(d.Uint32()), d.Bool()
+	l.Bytes, l.Holders = int(bytes), int(d.Uint32())
+	if n := d.Count(12, maxHeldBy); n > 0 {
+		l.HeldBy = make([]peer.Credentials, n)
+	}
+	for i := range l.HeldBy {
+		l.HeldBy[i] = peer.Credentials{PID: int(d.Uint32()), UID: d.Uint32(), GID: d.Uint32()}
+	}
+	l.Ephemeral = d.Bool()
 	l.PID, l.UID = int(d.Uint32()), d.Uint32()
 	l.Since = time.Unix(0, int64(d.Uint64()))
 }
 
 // leastListing is the least that an object takes in a listing, in bytes.
-const leastListing = 2 + 8 + 8 + 4 + 1 + 4 + 4 + 8
+const leastListing = 2 + 8 + 16 + 8 + 4 + 4 + 1 + 4 + 4 + 8
 
 // reply is every message of a broker.
 type reply struct {

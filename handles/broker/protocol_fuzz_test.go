@@ -24,7 +24,7 @@ var requests = []request{
 	{kind: wire.BrokerCancel, number: 7},
 }
 
-var listing = Listing{Name: "w", Version: 3, Bytes: 4, Holders: 5, Ephemeral: true, PID: 6, UID: 7, Since: time.Unix(0, 8)}
+var listing = Listing{Name: "w", Version: 3, Device: cuda.UUID{9}, Bytes: 4, Holders: 5, HeldBy: []peer.Credentials{{PID: 6, UID: 7, GID: 8}, {PID: 9, UID: 10, GID: 11}}, Ephemeral: true, PID: 6, UID: 7, Since: time.Unix(0, 8)}
 
 var replies = []reply{
 	{kind: wire.BrokerDone, number: 1, version: 9},

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -52,7 +53,7 @@ func (s *session) run(ctx context.Context) error {
 	if s.known { // that of a socketpair names whoever made it
 		socket = link.Of(s.c).Socket()
 	}
-	s.b.arrive(s.h, socket)
+	s.b.arrive(s.h, s.of, socket)
 	defer s.b.depart(s.h, 1)
 	for {
 		m, err := s.c.Receive(ctx)
@@ -197,7 +198,7 @@ type grant struct {
 func (s *session) grantLocked(o *object) *grant {
 	o.holders[s.h] = struct{}{}
 	o.files.users++
-	return &grant{o.key, o.listing(), o.memory, o.files.manifest, o.files}
+	return &grant{o.key, s.b.listingLocked(o), o.memory, o.files.manifest, o.files}
 }
 
 func over(c *peer.Conn) bool {
@@ -349,7 +350,7 @@ func (s *session) list(ctx context.Context, r *request) error {
 	all := make([]Listing, 0, len(s.b.books.objects))
 	for _, o := range s.b.books.objects {
 		if o.State != ended {
-			all = append(all, o.listing())
+			all = append(all, s.b.listingLocked(o))
 		}
 	}
 	s.b.mu.Unlock()
@@ -416,7 +417,15 @@ func (s *session) await(ctx context.Context, op string, r *request) error {
 	return nil
 }
 
-// listing describes an object.
-func (o *object) listing() Listing {
-	return Listing{Name: o.Name, Version: o.Version, Bytes: o.bytes, Holders: len(o.holders), Ephemeral: o.Ephemeral, PID: o.PID, UID: o.UID, Since: o.Since}
+// listingLocked describes an object.
+func (b *Broker) listingLocked(o *object) Listing {
+	l := Listing{Name: o.Name, Version: o.Version, Device: o.memory.Device, Bytes: o.bytes, Holders: len(o.holders),
+		Ephemeral: o.Ephemeral, PID: o.PID, UID: o.UID, Since: o.Since}
+	for h := range o.holders {
+		if p := b.present[h]; p != nil && len(l.HeldBy) < maxHeldBy {
+			l.HeldBy = append(l.HeldBy, p.of)
+		}
+	}
+	slices.SortFunc(l.HeldBy, func(x, y peer.Credentials) int { return cmp.Compare(x.PID, y.PID) })
+	return l
 }

@@ -34,7 +34,9 @@ MAX_CHUNKS = 1 << 16
 MAX_BATCH = 64
 MAX_PUBLICATIONS = 2048
 MAX_OBJECTS = 512
-_COUNTS = {("objects", "entries"): MAX_OBJECTS, ("listing", "entries"): MAX_PUBLICATIONS, ("view", "chunks"): MAX_BATCH, ("follow", "chunks"): MAX_CHUNKS}
+_MAX_PROCESSES = 16
+_COUNTS = {("objects", "entries"): MAX_OBJECTS, ("objects", "processes"): _MAX_PROCESSES, ("object", "processes"): _MAX_PROCESSES,
+           ("listing", "entries"): MAX_PUBLICATIONS, ("view", "chunks"): MAX_BATCH, ("follow", "chunks"): MAX_CHUNKS}
 DESCRIPTOR_HEADER = 76
 FABRIC_HANDLE = 64
 
@@ -43,7 +45,8 @@ def _shapes(*rows: Tuple[str, int, str, Layout]) -> Dict[int, Shape]:
     return {kind: Shape(name, kind, to, layout) for name, kind, to, layout in rows}
 
 
-_OBJECT: Layout = (("name", "text"), ("version", "u64"), ("bytes", "u64"), ("holders", "u32"), ("ephemeral", "bool"), ("pid", "u32"), ("uid", "u32"), ("since", "u64"))
+_OBJECT: Layout = (("name", "text"), ("version", "u64"), ("device", "16 bytes"), ("bytes", "u64"), ("holders", "u32"),
+                   ("processes", (("pid", "u32"), ("uid", "u32"), ("gid", "u32"))), ("ephemeral", "bool"), ("pid", "u32"), ("uid", "u32"), ("since", "u64"))
 
 SHAPES: Dict[int, Shape] = _shapes(
     ("join", 0xB101, "broker", (("client", "16 bytes"),)),

@@ -30,7 +30,10 @@ _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
 
 
 class ObjectListing(NamedTuple):
-    """An object of a broker. ``version`` is 0 while it is written, and higher for each commit; ``pid`` and ``uid`` are its writer's."""
+    """An object of a broker. ``version`` is 0 while it is written, and higher for each commit; ``pid`` and ``uid`` are its writer's.
+
+    ``processes`` are the pids and uids of at most 16 processes that hold it, as the broker sees them.
+    """
 
     name: str
     version: int
@@ -40,10 +43,12 @@ class ObjectListing(NamedTuple):
     pid: int
     uid: int
     since: float
+    processes: Sequence[Tuple[int, int]]
 
 
 def _listing(e: Mapping[str, Any]) -> ObjectListing:
-    return ObjectListing(e["name"], e["version"], e["bytes"], e["holders"], e["ephemeral"], e["pid"], e["uid"], e["since"] / 1e9)
+    return ObjectListing(e["name"], e["version"], e["bytes"], e["holders"], e["ephemeral"], e["pid"], e["uid"], e["since"] / 1e9,
+                         tuple((p["pid"], p["uid"]) for p in e["processes"]))
 
 
 def default_socket() -> str:
