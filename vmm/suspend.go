@@ -276,15 +276,9 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 	if ctx == nil {
 		return errNilContext(op)
 	}
-	in, err := s.inner(op)
+	in, members, err := s.named(op, m)
 	if err != nil {
 		return err
-	}
-	var members []suspend.Member
-	if len(m) > 0 {
-		if members, err = membersOf(op, m); err != nil {
-			return err
-		}
 	}
 	defer runtime.KeepAlive(s) // it is not lost while this waits
 	err = in.Resume(ctx, op, members)
@@ -292,6 +286,32 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 		err = fmt.Errorf("%w (the memory sleeps on, with what is kept of it: call Resume again, or Close what is not needed)", err)
 	}
 	return err
+}
+
+// Discard gives up the bytes that are kept of memory that sleeps, with none named of all of it:
+// the host memory is free again, and after Resume the contents are undefined. Bytes that are
+// shared with memory which is not named are kept. Memory that is awake stays as it is, and
+// memory that is not of this Suspension is ErrInvalidArgument. Discard waits, until ctx ends, for
+// a SuspendAfter or a Resume that has not ended.
+func (s *Suspension) Discard(ctx context.Context, m ...Memory) error {
+	const op = "vmm.Suspension.Discard"
+	if ctx == nil {
+		return errNilContext(op)
+	}
+	in, members, err := s.named(op, m)
+	if err != nil {
+		return err
+	}
+	defer runtime.KeepAlive(s)
+	return in.Discard(ctx, op, members)
+}
+
+// named returns the inner state, and what the caller named of it.
+func (s *Suspension) named(op string, m []Memory) (in *suspend.Suspension, members []suspend.Member, err error) {
+	if in, err = s.inner(op); err == nil && len(m) > 0 {
+		members, err = membersOf(op, m)
+	}
+	return in, members, err
 }
 
 // Released returns the completion of the suspension: the memory that goes is free then, as far

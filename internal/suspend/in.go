@@ -61,13 +61,8 @@ func pauseFor(ctx context.Context, wait time.Duration, lack error) error {
 
 // resume tries it once with the budgets as they are.
 func (s *Suspension) resume(ctx context.Context, op string, members []Member) error {
-	for _, m := range members {
-		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Status() == m.Status() }) {
-			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
-		}
-		if m.Closed() {
-			return errs.ClosedError(op, "memory")
-		}
+	if err := s.has(op, members); err != nil {
+		return err
 	}
 	select {
 	case <-s.turn:
@@ -109,14 +104,35 @@ func (s *Suspension) resume(ctx context.Context, op string, members []Member) er
 	return err
 }
 
+// has refuses members that are not of the Suspension, or closed.
+func (s *Suspension) has(op string, members []Member) error {
+	for _, m := range members {
+		if !slices.ContainsFunc(s.asked, func(p *place) bool { return p.m.Status() == m.Status() }) {
+			return errs.Invalid(op, m.What()+", which is not of this Suspension", "name memory that was suspended with it, or none for all of it")
+		}
+		if m.Closed() {
+			return errs.ClosedError(op, "memory")
+		}
+	}
+	return nil
+}
+
+// names reports whether a member is among those that the caller named; none stands for all.
+func names(members []Member, m Member) bool {
+	return len(members) == 0 || slices.ContainsFunc(members, func(n Member) bool { return n.Status() == m.Status() })
+}
+
+// sleeping returns the members that have not been resumed.
+func (s *Suspension) sleeping() []*place {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.places)
+}
+
 // wake begins to resume members that sleep, and holds them open.
 func (s *Suspension) wake(op string, members []Member) (woken []*place) {
-	s.mu.Lock()
-	places := slices.Clone(s.places)
-	s.mu.Unlock()
-	for _, p := range places {
-		named := len(members) == 0 || slices.ContainsFunc(members, func(m Member) bool { return m.Status() == p.m.Status() })
-		if !named || p.m.Status().State() != Suspended || p.m.Acquire(op) != nil {
+	for _, p := range s.sleeping() {
+		if !names(members, p.m) || p.m.Status().State() != Suspended || p.m.Acquire(op) != nil {
 			continue // it is awake, or was closed
 		}
 		p.m.Step(func() { p.step(begin) })

@@ -1,0 +1,56 @@
+package suspend
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/cuvmm/cuvmm/internal/phys"
+)
+
+// Discard gives up what is kept of members that sleep; none stands for all that do. Bytes that
+// a member needs which is not named are kept. It waits for an OutAfter or a Resume that runs.
+func (s *Suspension) Discard(ctx context.Context, op string, members []Member) error {
+	if err := s.has(op, members); err != nil {
+		return err
+	}
+	select {
+	case <-s.turn:
+	case <-ctx.Done():
+		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+	defer func() { s.turn <- struct{}{} }()
+	if err := s.landed(op); err != nil {
+		return err
+	}
+	var dropped, others []*place
+	for _, p := range s.sleeping() {
+		switch {
+		case p.m.Status().State() != Suspended || p.m.Acquire(op) != nil:
+			continue // it is awake, or was closed
+		case names(members, p.m):
+			dropped = append(dropped, p)
+		default:
+			others = append(others, p)
+		}
+		defer p.m.Release()
+	}
+	return locked(append(dropped, others...), func() error {
+		needed := newPlan(others).byName
+		for h := range newPlan(dropped).byName {
+			if needed[h] == nil {
+				s.discard(h)
+			}
+		}
+		s.resize()
+		return nil
+	})
+}
+
+func (s *Suspension) discard(h *phys.Handle) {
+	s.mu.Lock()
+	c := s.chunks[h]
+	s.mu.Unlock()
+	if c != nil {
+		c.forget()
+	}
+}
