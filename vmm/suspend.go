@@ -288,13 +288,13 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 	return err
 }
 
-// Discard gives up the bytes that are kept of memory that sleeps, with none named of all of it:
+// Forget gives up the bytes that are kept of memory that sleeps, with none named of all of it:
 // the host memory is free again, and after Resume the contents are undefined. Bytes that are
 // shared with memory which is not named are kept. Memory that is awake stays as it is, and
-// memory that is not of this Suspension is ErrInvalidArgument. Discard waits, until ctx ends, for
+// memory that is not of this Suspension is ErrInvalidArgument. Forget waits, until ctx ends, for
 // a SuspendAfter or a Resume that has not ended.
-func (s *Suspension) Discard(ctx context.Context, m ...Memory) error {
-	const op = "vmm.Suspension.Discard"
+func (s *Suspension) Forget(ctx context.Context, m ...Memory) error {
+	const op = "vmm.Suspension.Forget"
 	if ctx == nil {
 		return errNilContext(op)
 	}
@@ -303,7 +303,7 @@ func (s *Suspension) Discard(ctx context.Context, m ...Memory) error {
 		return err
 	}
 	defer runtime.KeepAlive(s)
-	return in.Discard(ctx, op, members)
+	return in.Forget(ctx, op, members)
 }
 
 // named returns the inner state, and what the caller named of it.

@@ -64,6 +64,7 @@ func statusOf(err error) C.int32_t {
 		status C.int32_t
 	}{
 		{cuda.ErrDeviceLost, C.CUVMM_LOST},
+		{cuda.ErrSuspended, C.CUVMM_SUSPENDED},
 		{cuda.ErrOutOfMemory, C.CUVMM_OUT_OF_MEMORY},
 		{cuda.ErrBudget, C.CUVMM_OUT_OF_MEMORY},
 		{cuda.ErrOutOfAddressSpace, C.CUVMM_OUT_OF_MEMORY},

@@ -10,9 +10,12 @@ import "C"
 import (
 	"encoding/json"
 	"fmt"
+	"time"
 	"unsafe"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
 
@@ -20,9 +23,9 @@ import (
 // fills in the error if that is not CUVMM_OK.
 
 //export goPoolOpen
-func goPoolOpen(device C.int32_t, limit C.int64_t, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
+func goPoolOpen(device C.int32_t, limit C.int64_t, tag *C.char, out *C.uint64_t, e *C.cuvmm_error) C.int32_t {
 	return call(e, func() error {
-		p, err := openPool(int(device), int(limit))
+		p, err := openPool(int(device), int(limit), tagOf(tag))
 		*out = C.uint64_t(p)
 		return err
 	})
@@ -140,14 +143,7 @@ func goRecordHistory(handle, events C.uint64_t, e *C.cuvmm_error) C.int32_t {
 
 //export goSnapshot
 func goSnapshot(pool C.uint64_t, to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
-	return onPool(pool, e, func(p *entry) error {
-		text, err := json.Marshal(p.pool.Snapshot())
-		if err != nil {
-			return err
-		}
-		fill(to, n, append(text, 0))
-		return nil
-	})
+	return onPool(pool, e, func(p *entry) error { return fillJSON(to, n, p.pool.Snapshot()) })
 }
 
 //export goTorchSnapshot
@@ -200,9 +196,9 @@ func goArenaRelease(pool, arena C.uint64_t, e *C.cuvmm_error) C.int32_t {
 }
 
 //export goSegmentAlloc
-func goSegmentAlloc(pool C.uint64_t, bytes C.size_t, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+func goSegmentAlloc(pool C.uint64_t, bytes C.size_t, tag *C.char, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
 	return onPool(pool, e, func(p *entry) error {
-		ptr, err := p.newSegment(int(bytes))
+		ptr, err := p.newSegment(int(bytes), tagOf(tag))
 		*out = C.uintptr_t(ptr)
 		return err
 	})
@@ -213,4 +209,53 @@ func goSegmentFree(pool C.uint64_t, segment, stream C.uintptr_t, e *C.cuvmm_erro
 	return onPool(pool, e, func(p *entry) error {
 		return p.freeSegment(uintptr(segment), uintptr(stream))
 	})
+}
+
+func tagOf(tag *C.char) cuda.Tag { return cuda.Tag(C.GoString(tag)) }
+
+func tagsOf(all **C.char, n C.size_t) []cuda.Tag {
+	named := make([]cuda.Tag, n)
+	for i, t := range unsafe.Slice(all, n) {
+		named[i] = tagOf(t)
+	}
+	return named
+}
+
+//export goSuspend
+func goSuspend(all **C.char, n C.size_t, drop, guard C.int32_t, out *C.cuvmm_suspended, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		o := vmm.SuspendOptions{Guard: guard != 0}
+		if drop != 0 {
+			o.Keep = vmm.Drop
+		}
+		r, err := suspendTags("cuvmm_suspend", tagsOf(all, n), o)
+		out.given, out.held, out.host = C.uint64_t(r.Given), C.uint64_t(r.Held), C.uint64_t(r.Host)
+		return err
+	})
+}
+
+//export goResume
+func goResume(all **C.char, n C.size_t, milliseconds C.int64_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		return resumeTags(tagsOf(all, n), time.Duration(milliseconds)*time.Millisecond)
+	})
+}
+
+//export goDiscard
+func goDiscard(all **C.char, n C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error { return discardTags(tagsOf(all, n)) })
+}
+
+//export goTags
+func goTags(to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error { return fillJSON(to, n, describeTags()) })
+}
+
+// fillJSON is fill with a value as JSON, and a NUL.
+func fillJSON(to *C.char, n *C.size_t, v any) error {
+	text, err := json.Marshal(v)
+	if err == nil {
+		fill(to, n, append(text, 0))
+	}
+	return err
 }

@@ -62,6 +62,11 @@ int32_t cuvmm_check_events(uint64_t events, cuvmm_error *e) {
 	if (forked) return cuvmm_refuse_child(e); \
 	if ((out) == NULL) return cuvmm_say(e, CUVMM_INVALID, #out " is NULL (pass a variable for the result)")
 
+// BUFFER is ENTER for a buffer of n bytes, which may be NULL to learn the size.
+#define BUFFER(to) \
+	ENTER(n);      \
+	if ((to) == NULL && *n > 0) return cuvmm_say(e, CUVMM_INVALID, "a size without a buffer (pass 0 to learn the size)")
+
 // ENTERED calls into Go, which may change errno; CROSS returns the status.
 #define ENTERED(call)                                                    \
 	int saved = errno;                                                   \
@@ -80,7 +85,7 @@ int32_t cuvmm_pool_open(const cuvmm_pool_options *options, uint64_t *pool, cuvmm
 	ENTER(pool);
 	if (options->size != sizeof *options)
 		return cuvmm_say(e, CUVMM_INVALID, "options of an unknown size (set size to sizeof(cuvmm_pool_options), and build with this library's header)");
-	CROSS(goPoolOpen(options->device, options->limit, pool, e));
+	CROSS(goPoolOpen(options->device, options->limit, (char *)options->tag, pool, e));
 }
 
 int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e) {
@@ -221,22 +226,20 @@ int32_t cuvmm_record_history(uint64_t pool, uint64_t events, cuvmm_error *e) {
 }
 
 int32_t cuvmm_snapshot(uint64_t pool, char *json, size_t *n, cuvmm_error *e) {
-	ENTER(n);
-	if (json == NULL && *n > 0) return cuvmm_say(e, CUVMM_INVALID, "a size without a buffer (pass 0 to learn the size)");
+	BUFFER(json);
 	CROSS(goSnapshot(pool, json, n, e));
 }
 
 // cuvmm_torch_snapshot is cuvmm_snapshot for all of the process's memory, in the form of
 // PyTorch's snapshots: a pickle.
 int32_t cuvmm_torch_snapshot(char *pickle, size_t *n, cuvmm_error *e) {
-	ENTER(n);
-	if (pickle == NULL && *n > 0) return cuvmm_say(e, CUVMM_INVALID, "a size without a buffer (pass 0 to learn the size)");
+	BUFFER(pickle);
 	CROSS(goTorchSnapshot(pickle, n, e));
 }
 
-int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, void **segment, cuvmm_error *e) {
+int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, const char *tag, void **segment, cuvmm_error *e) {
 	ENTER(segment);
-	CROSS(goSegmentAlloc(pool, bytes, (uintptr_t *)segment, e));
+	CROSS(goSegmentAlloc(pool, bytes, (char *)tag, (uintptr_t *)segment, e));
 }
 
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e) {
@@ -257,4 +260,33 @@ int32_t cuvmm_arena_end(uint64_t pool, uint64_t arena, cuvmm_error *e) {
 int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e) {
 	if (forked) return CUVMM_OK;
 	CROSS(goArenaRelease(pool, arena, e));
+}
+
+// TAGS refuses children of fork, and lists with a NULL.
+#define TAGS                                                                                                       \
+	if (forked) return cuvmm_refuse_child(e);                                                                     \
+	for (size_t i = 0; i < n; i++)                                                                                \
+		if (tags == NULL || tags[i] == NULL) return cuvmm_say(e, CUVMM_INVALID, "a tag that is NULL (pass \"\" for memory without a tag, or n 0 for all)")
+
+int32_t cuvmm_suspend(const char *const *tags, size_t n, const cuvmm_suspend_options *options, cuvmm_suspended *done, cuvmm_error *e) {
+	ENTER(done);
+	TAGS;
+	if ((options != NULL && options->size != sizeof *options) || done->size != sizeof *done)
+		return cuvmm_say(e, CUVMM_INVALID, "a struct of an unknown size (set size to its sizeof, and build with this library's header)");
+	CROSS(goSuspend((char **)tags, n, options != NULL && options->drop, options != NULL && options->guard, done, e));
+}
+
+int32_t cuvmm_resume(const char *const *tags, size_t n, int64_t milliseconds, cuvmm_error *e) {
+	TAGS;
+	CROSS(goResume((char **)tags, n, milliseconds, e));
+}
+
+int32_t cuvmm_discard(const char *const *tags, size_t n, cuvmm_error *e) {
+	TAGS;
+	CROSS(goDiscard((char **)tags, n, e));
+}
+
+int32_t cuvmm_tags(char *json, size_t *n, cuvmm_error *e) {
+	BUFFER(json);
+	CROSS(goTags(json, n, e));
 }

@@ -54,7 +54,7 @@ func newWorld(t *testing.T, d *cuda.Device, streams int) *world {
 	w := &world{t: t, d: d}
 	before := sys
 	sys = d.System()
-	h, err := openPool(d.Ordinal(), 0)
+	h, err := openPool(d.Ordinal(), 0, "")
 	require.NoError(t, err)
 	w.handle = h
 	w.e, err = poolOf(h)

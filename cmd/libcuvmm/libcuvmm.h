@@ -29,7 +29,7 @@
 extern "C" {
 #endif
 
-#define CUVMM_VERSION 2
+#define CUVMM_VERSION 3
 
 enum {
 	CUVMM_OK = 0,
@@ -43,6 +43,7 @@ enum {
 	CUVMM_FAILED = 8,         // any other error: the message says which
 	CUVMM_FORKED = 9,         // this process is a child of the one that loaded the library
 	CUVMM_FAULT = 10,         // the library failed, and refuses all further calls
+	CUVMM_SUSPENDED = 11,     // the memory sleeps: cuvmm_resume
 };
 
 typedef struct cuvmm_error {
@@ -55,6 +56,7 @@ typedef struct cuvmm_pool_options {
 	size_t size;
 	int32_t device; // its ordinal in this process
 	int64_t limit;  // bytes of physical memory; 0 is no limit
+	const char *tag; // what cuvmm_suspend calls its memory; NULL is the empty tag
 } cuvmm_pool_options;
 
 typedef struct cuvmm_stats {
@@ -132,10 +134,45 @@ int32_t cuvmm_arena_end(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e);
 
 // A segment is an allocation of one handle, which other processes can map, for a cache
-// of the caller's own. It has at least one byte. cuvmm_segment_free frees it when the
-// stream's work is done.
-int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, void **segment, cuvmm_error *e);
+// of the caller's own. It has at least one byte, and a tag, or NULL. cuvmm_segment_free frees
+// it when the stream's work is done.
+int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, const char *tag, void **segment, cuvmm_error *e);
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e);
+
+// Memory sleeps by its tag: it goes back to the driver, and its addresses stay. A tag is the
+// group of pools and segments that were made with it; the empty one is that of all memory without
+// one. Without a list, n being 0, a call is for all tags. While a tag sleeps nothing can be made
+// with it (CUVMM_SUSPENDED), and freeing works. Work that the caller submits on the memory
+// meanwhile faults, which ends the context of the device.
+typedef struct cuvmm_suspend_options {
+	size_t size;
+	int32_t drop;  // 1: the bytes are lost. 0: they are kept in pinned host memory
+	int32_t guard; // 1: scratch memory lies under the addresses, so that a stray access mostly does no harm
+} cuvmm_suspend_options;
+
+typedef struct cuvmm_suspended {
+	size_t size;
+	uint64_t given; // bytes that went back to the driver
+	uint64_t held;  // that stayed, because other processes or objects may have them
+	uint64_t host;  // of host memory that keep the contents
+} cuvmm_suspended;
+
+// cuvmm_suspend waits for the devices' work, copies the bytes out and gives the memory back.
+// options may be NULL. A named tag that sleeps is CUVMM_SUSPENDED, one that no memory has is
+// CUVMM_INVALID, and a pool that serves a capture is CUVMM_CAPTURING; then nothing has changed.
+int32_t cuvmm_suspend(const char *const *tags, size_t n, const cuvmm_suspend_options *options, cuvmm_suspended *done, cuvmm_error *e);
+
+// cuvmm_resume brings memory back with its bytes, and waits so many milliseconds for room. After
+// an error it sleeps on with what is kept, or if several calls suspended the tags some of it does.
+int32_t cuvmm_resume(const char *const *tags, size_t n, int64_t milliseconds, cuvmm_error *e);
+
+// cuvmm_discard gives back memory without keeping its bytes, and for tags that sleep what is
+// kept of them. After cuvmm_resume the contents are undefined.
+int32_t cuvmm_discard(const char *const *tags, size_t n, cuvmm_error *e);
+
+// cuvmm_tags writes the tags of the process's memory as JSON, as cuvmm_snapshot does: a list of
+// objects with "tag", "suspended", and "ranges", which are pairs of an address and bytes.
+int32_t cuvmm_tags(char *json, size_t *n, cuvmm_error *e);
 
 #ifdef __cplusplus
 }

@@ -24,12 +24,12 @@ func TestPoolsOfSeveralDevicesReachEachOther(t *testing.T) {
 	add := func(i int) {
 		b, _, err := pools[i].alloc(bytes, 0, 0)
 		require.NoError(t, err)
-		g, err := pools[i].newSegment(bytes)
+		g, err := pools[i].newSegment(bytes, "")
 		require.NoError(t, err)
 		blocks, segments = append(blocks, uintptr(b.Ptr)), append(segments, g)
 	}
 	for device := range 3 {
-		h, err := openPool(device, 0)
+		h, err := openPool(device, 0, "")
 		require.NoError(t, err)
 		p, err := poolOf(h)
 		require.NoError(t, err)

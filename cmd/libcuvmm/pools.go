@@ -68,9 +68,18 @@ func changeLocked(change func(map[uint64]*entry)) {
 	pools.Store(&next)
 }
 
-func openPool(device, limit int) (uint64, error) {
-	open.Lock()
-	defer open.Unlock()
+func openPool(device, limit int, tag cuda.Tag) (handle uint64, err error) {
+	err = whileAwake("cuvmm_pool_open", tag, func() error {
+		open.Lock()
+		defer open.Unlock()
+		handle, err = openPoolLocked(device, limit, tag)
+		return err
+	})
+	return handle, err
+}
+
+// openPoolLocked is openPool of a tag that is awake. The caller has open.
+func openPoolLocked(device, limit int, tag cuda.Tag) (uint64, error) {
 	if sys == nil {
 		s, err := auto.Open(auto.Options{})
 		if err != nil {
@@ -82,7 +91,7 @@ func openPool(device, limit int) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	p, err := pool.New(dev, pool.Options{Limit: limit})
+	p, err := pool.New(dev, pool.Options{Limit: limit, Tag: tag})
 	if err != nil {
 		return 0, err
 	}

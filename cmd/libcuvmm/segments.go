@@ -15,11 +15,19 @@ import (
 // A segment is an allocation of one handle, which other processes can map. PyTorch's
 // MemPool keeps its cache on top of segments.
 
-func (e *entry) newSegment(bytes int) (ptr uintptr, err error) {
+func (e *entry) newSegment(bytes int, tag cuda.Tag) (ptr uintptr, err error) {
 	if bytes <= 0 {
 		return 0, errs.Invalid("cuvmm_segment_alloc", errs.Bytes(bytes), "allocate at least one byte")
 	}
-	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Memory: vmm.Properties{Handles: vmm.PosixFD}})
+	err = whileAwake("cuvmm_segment_alloc", tag, func() error {
+		ptr, err = e.makeSegment(bytes, tag)
+		return err
+	})
+	return ptr, err
+}
+
+func (e *entry) makeSegment(bytes int, tag cuda.Tag) (ptr uintptr, err error) {
+	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Memory: vmm.Properties{Handles: vmm.PosixFD}, Tag: tag})
 	if err != nil {
 		return 0, err
 	}

@@ -16,7 +16,7 @@ func TestSegmentThatFailsIsGivenBack(t *testing.T) {
 	e := &entry{dev: sys.Devices()[0], closed: true} // its pool is about to be closed
 	for _, refused := range []string{"cuMemUnmap", "cuMemRelease", "cuMemAddressFree"} {
 		m.Inject(sim.Fault{Call: refused, Result: 999})
-		_, err := e.newSegment(1 << 20)
+		_, err := e.newSegment(1<<20, "")
 		require.ErrorIs(t, err, cuda.ErrClosed)
 		require.ErrorContains(t, err, refused)
 		require.NoError(t, sys.Drain(t.Context()))

@@ -28,6 +28,7 @@ using Mempool = std::pair<unsigned long long, unsigned long long>;
 using Filter = std::function<bool(void *)>;
 using Throw = void (*)(const char *message);
 using Allocated = void (*)(int device, void *block);
+using Alloc = void *(*)(ssize_t size, int device, void *stream);
 
 // Begun is a capture, or several, whose streams a filter of PyTorch's recognises.
 struct Begun {
@@ -37,7 +38,7 @@ struct Begun {
 	std::shared_ptr<Filter> filter;
 };
 
-constexpr int max_devices = 128;
+constexpr int max_devices = 128, max_tags = 64;
 
 // State is never destroyed: threads allocate and free until the very end of the process.
 struct State {
@@ -48,7 +49,8 @@ struct State {
 	std::atomic<Allocated> allocated{nullptr};
 
 	std::mutex opening;
-	uint64_t history = 0; // events that a new pool keeps; under opening
+	uint64_t history = 0;       // events that a new pool keeps; under opening
+	std::string tags[max_tags]; // of segments, the first the empty one; set once, under opening, before its function is known
 
 	std::mutex capturing; // over the fields that follow
 	std::map<std::pair<int, Mempool>, uint64_t> arenas;
@@ -84,7 +86,7 @@ uint64_t pool_of(int device) {
 	if (device < 0 || device >= max_devices) throw std::invalid_argument("cuvmm: device " + std::to_string(device) + " is not one of 0 to " + std::to_string(max_devices - 1));
 	std::lock_guard<std::mutex> lock(state.opening);
 	if (uint64_t pool = opened(device)) return pool;
-	cuvmm_pool_options o{sizeof o, device, 0};
+	cuvmm_pool_options o{sizeof o, device, 0, nullptr};
 	uint64_t pool = 0;
 	Error e;
 	if (cuvmm_pool_open(&o, &pool, &e) != CUVMM_OK) fail(e);
@@ -118,14 +120,35 @@ uint64_t arena_of(int device, void *stream) {
 	return 0;
 }
 
-int32_t caught(cuvmm_error *e, const std::exception &x) { return cuvmm_say(e, CUVMM_FAILED, x.what()); }
-
 void refuse_child() {
 	if (!cuvmm_forked()) return;
 	Error e;
 	cuvmm_refuse_child(&e);
 	fail(e);
 }
+
+// segment_alloc serves a MemPool. There null is out of memory, and PyTorch raises its own error.
+void *segment_alloc(ssize_t size, int device, const char *tag) {
+	if (size <= 0) return nullptr;
+	refuse_child();
+	void *segment = nullptr;
+	Error e;
+	int32_t status = cuvmm_segment_alloc(pool_of(device), size, tag, &segment, &e);
+	if (status != CUVMM_OK && status != CUVMM_OUT_OF_MEMORY) fail(e);
+	return segment;
+}
+
+// PyTorch says nothing of the MemPool to the function that allocates for it, so each tag has a
+// function of its own.
+template <int N> void *segment_alloc_of(ssize_t size, int device, void *) { return segment_alloc(size, device, state.tags[N].c_str()); }
+
+template <int... N> struct Allocs {
+	static constexpr Alloc all[] = {segment_alloc_of<N>...};
+};
+template <int... N> constexpr auto allocs_of(std::integer_sequence<int, N...>) { return Allocs<N...>::all; }
+constexpr const Alloc *segment_allocs = allocs_of(std::make_integer_sequence<int, max_tags>());
+
+int32_t caught(cuvmm_error *e, const std::exception &x) { return cuvmm_say(e, CUVMM_FAILED, x.what()); }
 
 }  // namespace
 
@@ -182,16 +205,16 @@ void cuvmm_torch_reset(void) {
 	});
 }
 
-// The two functions of a MemPool. There null is out of memory, and PyTorch raises its own
-// error.
-void *cuvmm_torch_segment_alloc(ssize_t size, int device, void *) {
-	if (size <= 0) return nullptr;
-	refuse_child();
-	void *segment = nullptr;
-	Error e;
-	int32_t status = cuvmm_segment_alloc(pool_of(device), size, &segment, &e);
-	if (status != CUVMM_OK && status != CUVMM_OUT_OF_MEMORY) fail(e);
-	return segment;
+// cuvmm_torch_segment_alloc returns the function of a MemPool that allocates segments with a tag,
+// or NULL if there are too many tags. cuvmm_torch_segment_free frees all of them.
+Alloc cuvmm_torch_segment_alloc(const char *tag) {
+	std::lock_guard<std::mutex> lock(state.opening);
+	if (*tag == 0) return segment_allocs[0];
+	for (int n = 1; n < max_tags; n++) {
+		if (state.tags[n].empty()) state.tags[n] = tag;
+		if (state.tags[n] == tag) return segment_allocs[n];
+	}
+	return nullptr;
 }
 
 void cuvmm_torch_segment_free(void *segment, ssize_t, int device, void *stream) {

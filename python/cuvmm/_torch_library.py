@@ -8,13 +8,13 @@ import os
 import pathlib
 import struct
 import threading
-from ctypes import POINTER, byref, c_char, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
 from typing import Any, BinaryIO, Dict, List, Optional, Type
 
-from .errors import ArgumentError, ClosedError, Error, ForkedError, InUseError, NotSupported, OutOfMemory
+from .errors import ArgumentError, ClosedError, Error, ForkedError, InUseError, NotSupported, OutOfMemory, SuspendedError
 
 NAME = "libcuvmm.so"
-VERSION = 2
+VERSION = 3
 
 
 class CError(ctypes.Structure):
@@ -27,7 +27,8 @@ class Stats(ctypes.Structure):
         "captures")]
 
 
-_ERRORS: Dict[int, Type[Error]] = {1: ArgumentError, 2: OutOfMemory, 3: NotSupported, 5: ClosedError, 6: InUseError, 9: ForkedError}
+_ERRORS: Dict[int, Type[Error]] = {1: ArgumentError, 2: OutOfMemory, 3: NotSupported, 5: ClosedError, 6: InUseError, 9: ForkedError,
+                                11: SuspendedError}
 _CALLS: Dict[str, List[Any]] = {
     "cuvmm_torch_limit": [c_int32, c_int64],
     "cuvmm_torch_history": [c_uint64],
@@ -36,6 +37,10 @@ _CALLS: Dict[str, List[Any]] = {
     "cuvmm_pool_stats": [c_uint64, POINTER(Stats)],
     "cuvmm_reset_peaks": [c_uint64],
     "cuvmm_trim": [c_uint64, POINTER(c_uint64)],
+    "cuvmm_suspend": [POINTER(c_char_p), c_size_t, c_void_p, c_void_p],
+    "cuvmm_resume": [POINTER(c_char_p), c_size_t, c_int64],
+    "cuvmm_discard": [POINTER(c_char_p), c_size_t],
+    "cuvmm_tags": [c_void_p, POINTER(c_size_t)],
 }
 _lock = threading.Lock()
 _library: Optional[ctypes.CDLL] = None
@@ -117,6 +122,7 @@ def load(path: str) -> ctypes.CDLL:
             function = getattr(lib, name)
             function.argtypes, function.restype = types + [POINTER(CError)], c_int32
         lib.cuvmm_torch_pool.argtypes, lib.cuvmm_torch_pool.restype = [c_int32], c_uint64
+        lib.cuvmm_torch_segment_alloc.argtypes, lib.cuvmm_torch_segment_alloc.restype = [c_char_p], c_void_p
         lib.cuvmm_torch_allocated.argtypes, lib.cuvmm_torch_allocated.restype = [c_void_p], None
         lib.cuvmm_torch_throw_with.argtypes, lib.cuvmm_torch_throw_with.restype = [c_void_p], None
         atexit.register(lib.cuvmm_torch_ending)

@@ -166,6 +166,10 @@ class NotSupported(Error):
     """The driver or the device cannot do it."""
 
 
+class SuspendedError(Error):
+    """The memory sleeps: it was suspended, and not resumed yet."""
+
+
 class ForkedError(Error):
     """The object belongs to the parent of this process: neither CUDA nor a connection survives ``fork``."""
 

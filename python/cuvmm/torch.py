@@ -16,19 +16,21 @@ load one library with Go's runtime.
 from __future__ import annotations
 
 import json
-from typing import Any, List, Optional
+from typing import Any, ContextManager, List, Optional
 
-from . import _torch_error
+from . import _torch_error, _torch_sleep
 from . import _torch_library as _library
 from ._torch_memory import (_record_memory_history, _snapshot, caching_allocator_enable, empty_cache, get_per_process_memory_fraction, max_memory_allocated,
                             max_memory_reserved, memory_allocated, memory_reserved, memory_snapshot, memory_stats, memory_stats_as_nested_dict,
                             reset_accumulated_memory_stats, reset_peak_memory_stats, set_per_process_memory_fraction, torch_module)
 from ._torch_memory import _device, patch as _patch
+from ._torch_sleep import Suspended, awake, discard, resume, sleeping, suspend, tensors
 from .errors import Error, NotSupported
 
-__all__ = ["caching_allocator_enable", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved", "memory_allocated",
-           "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict", "pool", "reset_accumulated_memory_stats",
-           "reset_peak_memory_stats", "set_per_process_memory_fraction", "snapshot", "use_pool", "_record_memory_history", "_snapshot"]
+__all__ = ["Suspended", "awake", "caching_allocator_enable", "discard", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved",
+           "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict", "pool", "region",
+           "reset_accumulated_memory_stats", "reset_peak_memory_stats", "resume", "set_per_process_memory_fraction", "sleeping", "snapshot", "suspend",
+           "tensors", "use_pool", "_record_memory_history", "_snapshot"]
 
 _SETTERS = {
     "set_init_fn": "cuvmm_torch_init",
@@ -77,17 +79,24 @@ def _install(torch: Any, library: Optional[str], own_error: bool) -> None:
     _installed.extend(map(c._cuda_changeCurrentAllocator, [made]))
 
 
-def pool(library: Optional[str] = None) -> Any:
+def pool(library: Optional[str] = None, *, tag: str = "") -> Any:
     """A ``torch.cuda.MemPool`` beside PyTorch's own cache, whose segments are allocations of one handle each, which other processes can
-    map. PyTorch has no MemPool under a custom allocator, so it excludes :func:`use_pool`."""
+    map, and which sleep with their tag (:func:`suspend`). PyTorch has no MemPool under a custom allocator, so it excludes :func:`use_pool`."""
+    _beside(library)
+    return _torch_sleep.mem_pool(tag)
+
+
+def region(tag: str, library: Optional[str] = None) -> ContextManager[None]:
+    """In the block this thread's tensors come from a pool of the tag, one for each device, which keeps its segments until the process
+    ends. The threads of a backward pass are others: call what allocates there under a pool of its own, or use :func:`use_pool`."""
+    _beside(library)
+    return _torch_sleep.use_region(tag)
+
+
+def _beside(library: Optional[str]) -> None:
     if _installed:
         raise NotSupported("PyTorch has no MemPool in a process whose allocator is the pool", "use pool() in a process without use_pool()")
-    torch = torch_module()
     _library.load(_library.find(library))
-    c: Any = torch._C
-    made = c._cuda_customAllocator(_library.address("cuvmm_torch_segment_alloc"), _library.address("cuvmm_torch_segment_free"))
-    _made.append(made)
-    return torch.cuda.MemPool(made)
 
 
 def snapshot(device: Any = None) -> Any:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,11 @@ from cuvmm import _torch_library as front
 
 from .support import ROOT, environment, lacks
 
-INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT = 1, 2, 5, 6, 9, 10
+INVALID, OUT_OF_MEMORY, CLOSED, IN_USE, FORKED, FAULT, SUSPENDED = 1, 2, 5, 6, 9, 10, 11
 
 
 class Options(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("device", ctypes.c_int32), ("limit", ctypes.c_int64)]
+    _fields_ = [("size", c_size_t), ("device", ctypes.c_int32), ("limit", ctypes.c_int64), ("tag", ctypes.c_char_p)]
 
 
 class Library(unittest.TestCase):
@@ -115,7 +116,7 @@ class Library(unittest.TestCase):
 
     def test_segments(self) -> None:
         p = c_void_p()
-        self.ok("segment_alloc", self.pool, c_size_t(20 << 20), byref(p))
+        self.ok("segment_alloc", self.pool, c_size_t(20 << 20), None, byref(p))
         self.assertEqual(self.call("pool_close", self.pool), IN_USE)
         self.assertIn(b"1 segments", self.error.message)
         other = c_uint64()
@@ -123,16 +124,43 @@ class Library(unittest.TestCase):
         self.assertEqual(self.call("segment_free", other, p, c_void_p(0)), INVALID)  # another pool's
         self.ok("pool_close", other)
         self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(2)), INVALID)  # the per-thread stream: the segment stays
-        self.assertEqual(self.call("segment_alloc", self.pool, c_size_t(0), byref(c_void_p())), INVALID)
+        self.assertEqual(self.call("segment_alloc", self.pool, c_size_t(0), None, byref(c_void_p())), INVALID)
         self.ok("segment_free", self.pool, p, c_void_p(0))
         self.assertEqual(self.call("segment_free", self.pool, p, c_void_p(0)), INVALID)
+
+    def test_tags(self) -> None:
+        block, p, names = self.alloc(1000), c_void_p(), (ctypes.c_char_p * 2)(b"kv", b"")
+        self.ok("segment_alloc", self.pool, c_size_t(2 << 20), b"kv", byref(p))
+        done = (c_uint64 * 4)(32)
+        drop = struct.pack("=qii", 16, 1, 0)
+        self.ok("suspend", names, c_size_t(1), drop, done)
+        self.assertEqual(list(done), [32, 2 << 20, 0, 0])
+        self.assertEqual(self.call("segment_alloc", self.pool, c_size_t(1), b"kv", byref(c_void_p())), SUSPENDED)
+        self.assertIn(b'tag "kv", which sleeps', self.error.message)
+        self.ok("suspend", None, c_size_t(0), None, done)  # the pool
+        self.assertGreater(done[3], 0)
+        q = c_void_p()
+        self.assertEqual(self.call("alloc", self.pool, c_size_t(1), None, c_uint64(0), byref(q)), SUSPENDED)
+        n, text = c_size_t(4096), ctypes.create_string_buffer(4096)
+        self.ok("tags", text, byref(n))
+        self.assertEqual([(t["tag"], t["suspended"]) for t in json.loads(text.value)], [("", True), ("kv", True)])
+        self.assertEqual(json.loads(text.value)[1]["ranges"], [[p.value, 2 << 20]])
+        self.assertEqual(self.call("suspend", names, c_size_t(2), None, done), SUSPENDED)
+        self.ok("resume", names, c_size_t(2), ctypes.c_int64(0))
+        for name, args in {"resume": (ctypes.c_int64(0),), "discard": (), "suspend": (None, done)}.items():
+            self.assertEqual(self.call(name, None, c_size_t(1), *args), INVALID, name)
+            self.assertIn(b"a tag that is NULL", self.error.message)
+            self.assertEqual(self.call(name, (ctypes.c_char_p * 1)(b"unknown"), c_size_t(1), *args), INVALID, name)
+        self.assertEqual(self.call("suspend", names, c_size_t(1), b"\0" * 16, done), INVALID)
+        self.ok("segment_free", self.pool, p, None)
+        self.ok("free", self.pool, block)
 
     def test_out_parameters_must_not_be_null(self) -> None:
         for name, args in {
             "pool_open": (byref(Options(ctypes.sizeof(Options), 0, 0)), None), "alloc": (self.pool, c_size_t(1), None, c_uint64(0), None),
             "find": (self.pool, None, None), "trim": (self.pool, None), "total_memory": (self.pool, None), "pool_stats": (self.pool, None),
             "snapshot": (self.pool, None, None), "torch_snapshot": (None, None), "arena_open": (self.pool, None),
-            "segment_alloc": (self.pool, c_size_t(1), None),
+            "segment_alloc": (self.pool, c_size_t(1), None, None), "suspend": (None, c_size_t(0), None, None), "tags": (None, None),
         }.items():
             self.assertEqual(self.call(name, *args), INVALID, name)
             self.assertIn(b"NULL", self.error.message, name)

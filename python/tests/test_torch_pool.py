@@ -20,8 +20,8 @@ class TorchPool(unittest.TestCase):
         if not os.environ.get("CUVMM_LIBCUVMM"):
             lacks("CUVMM_LIBCUVMM, the library of the pool (go build -buildmode=c-shared -o libcuvmm.so ./cmd/libcuvmm)")
 
-    def run_program(self, name: str, allocator: str) -> Dict[str, Any]:
-        done = subprocess.run([sys.executable, "-m", "tests.torch_programs", name, allocator], env=environment(), cwd=ROOT / "python", capture_output=True,
+    def run_program(self, name: str, allocator: str, module: str = "torch_programs") -> Dict[str, Any]:
+        done = subprocess.run([sys.executable, "-m", "tests." + module, name, allocator], env=environment(), cwd=ROOT / "python", capture_output=True,
                               text=True, timeout=300)
         lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
         self.assertTrue(lines, f"{name} on {allocator} ended with {done.returncode}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
@@ -53,6 +53,13 @@ class TorchPool(unittest.TestCase):
             with self.subTest(name):
                 result = self.run_program(name, "native")
                 self.assertTrue(result["ok"], result)
+
+    def test_sleep(self) -> None:
+        for name in ("model", "mistaken"):
+            for allocator in ("regions", "pool"):
+                with self.subTest(f"{name} {allocator}"):
+                    result = self.run_program(name, allocator, "torch_sleeps")
+                    self.assertTrue(result["ok"], result)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@
 #include <vector>
 
 using Mempool = std::pair<unsigned long long, unsigned long long>;
+using Alloc = void *(ssize_t, int, void *);
 using Filter = std::function<bool(void *)>;
 
 struct OwnError {
@@ -68,7 +69,7 @@ int main(int, char **argv) {
 	auto end = function<void(int, Mempool)>("cuvmm_torch_end");
 	auto release = function<void(int, Mempool)>("cuvmm_torch_release");
 	auto throw_with = function<void(void (*)(const char *))>("cuvmm_torch_throw_with");
-	auto segment_alloc = function<void *(ssize_t, int, void *)>("cuvmm_torch_segment_alloc");
+	auto alloc_of_tag = function<Alloc *(const char *)>("cuvmm_torch_segment_alloc");
 	auto segment_free = function<void(void *, ssize_t, int, void *)>("cuvmm_torch_segment_free");
 	function<void()>("cuvmm_torch_reset")(); // before there is a pool
 
@@ -117,9 +118,23 @@ int main(int, char **argv) {
 	free(alloc(100, 0, nullptr), 100, 0, nullptr);
 	check(calls == before, "the filter is asked no more");
 
+	Alloc *segment_alloc = alloc_of_tag("");
 	void *segment = segment_alloc(20 << 20, 0, nullptr);
 	check(segment != nullptr && segment_alloc(ssize_t(1) << 45, 0, nullptr) == nullptr && segment_alloc(0, 0, nullptr) == nullptr, "segments");
 	segment_free(segment, 20 << 20, 0, nullptr);
+
+	Alloc *weights = alloc_of_tag("weights"), *cache = alloc_of_tag("cache");
+	check(weights == alloc_of_tag("weights") && weights != cache && weights != segment_alloc, "a function for each tag");
+	segment = weights(2 << 20, 0, nullptr);
+	const char *tag = "weights";
+	check(function<int32_t(const char **, size_t, void *)>("cuvmm_discard")(&tag, 1, nullptr) == 0, "a tag sleeps");
+	text = text_of([&] { weights(2 << 20, 0, nullptr); });
+	check(text.find("tag \"weights\", which sleeps") != std::string::npos, text.c_str());
+	segment_free(cache(2 << 20, 0, nullptr), 2 << 20, 0, nullptr);
+	segment_free(segment, 2 << 20, 0, nullptr);
+	check(function<int32_t(const char **, size_t, int64_t, void *)>("cuvmm_resume")(&tag, 1, 0, nullptr) == 0, "a tag is awake");
+	for (int i = 2; i < 62; i++) alloc_of_tag(std::to_string(i).c_str());
+	check(alloc_of_tag("last") != nullptr && alloc_of_tag("one more") == nullptr, "63 tags, and the empty one");
 
 	std::vector<std::thread> threads;
 	for (int t = 0; t < 8; t++)

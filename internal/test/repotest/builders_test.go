@@ -56,7 +56,7 @@ var builders = map[string]string{
 	"handles/publish pageSlot.drop":      "TestEveryFailureOfFollowing",
 	"handles/publish dropStream":         "TestWhatAnOperationCannotUndoIsGivenBackLater",
 	"fabric/rendezvous abandonAll":       "TestEveryFailureOfShare",
-	"cmd/libcuvmm entry.newSegment":      "TestSegmentThatFailsIsGivenBack",
+	"cmd/libcuvmm entry.makeSegment":     "TestSegmentThatFailsIsGivenBack",
 }
 
 // undoes are the calls by which something is given back after a failure, with the least number

@@ -2,7 +2,7 @@
 #include "cache.h"
 #include "libcuvmm.h"
 
-int32_t goPoolOpen(int32_t device, int64_t limit, uint64_t *out, cuvmm_error *e);
+int32_t goPoolOpen(int32_t device, int64_t limit, char *tag, uint64_t *out, cuvmm_error *e);
 int32_t goPoolClose(uint64_t pool, cuvmm_error *e);
 int32_t goAlloc(uint64_t pool, size_t bytes, uintptr_t stream, uint64_t arena, cuvmm_got *got, cuvmm_error *e);
 int32_t goCaptures(uint64_t pool, uintptr_t stream);
@@ -23,5 +23,9 @@ int32_t goStreamClose(uint64_t pool, uintptr_t stream, cuvmm_error *e);
 int32_t goArenaOpen(uint64_t pool, uint64_t *out, cuvmm_error *e);
 int32_t goArenaEnd(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t goArenaRelease(uint64_t pool, uint64_t arena, cuvmm_error *e);
-int32_t goSegmentAlloc(uint64_t pool, size_t bytes, uintptr_t *out, cuvmm_error *e);
+int32_t goSegmentAlloc(uint64_t pool, size_t bytes, char *tag, uintptr_t *out, cuvmm_error *e);
 int32_t goSegmentFree(uint64_t pool, uintptr_t segment, uintptr_t stream, cuvmm_error *e);
+int32_t goSuspend(char **tags, size_t n, int32_t drop, int32_t guard, cuvmm_suspended *out, cuvmm_error *e);
+int32_t goResume(char **tags, size_t n, int64_t milliseconds, cuvmm_error *e);
+int32_t goDiscard(char **tags, size_t n, cuvmm_error *e);
+int32_t goTags(char *to, size_t *n, cuvmm_error *e);

@@ -184,7 +184,7 @@ int32_t goStreamClose(uint64_t pool, uintptr_t stream, cuvmm_error *e) {
 
 #define UNUSED(name, ...) \
 	int32_t name(__VA_ARGS__) { _exit(2); }
-UNUSED(goPoolOpen, int32_t a, int64_t b, uint64_t *c, cuvmm_error *e)
+UNUSED(goPoolOpen, int32_t a, int64_t b, char *c, uint64_t *d, cuvmm_error *e)
 UNUSED(goPoolClose, uint64_t a, cuvmm_error *e)
 UNUSED(goCaptures, uint64_t a, uintptr_t b)
 UNUSED(goSetLimit, uint64_t a, int64_t b, cuvmm_error *e)
@@ -197,8 +197,12 @@ UNUSED(goTorchSnapshot, char *a, size_t *b, cuvmm_error *e)
 UNUSED(goArenaOpen, uint64_t a, uint64_t *b, cuvmm_error *e)
 UNUSED(goArenaEnd, uint64_t a, uint64_t b, cuvmm_error *e)
 UNUSED(goArenaRelease, uint64_t a, uint64_t b, cuvmm_error *e)
-UNUSED(goSegmentAlloc, uint64_t a, size_t b, uintptr_t *c, cuvmm_error *e)
+UNUSED(goSegmentAlloc, uint64_t a, size_t b, char *c, uintptr_t *d, cuvmm_error *e)
 UNUSED(goSegmentFree, uint64_t a, uintptr_t b, uintptr_t c, cuvmm_error *e)
+UNUSED(goSuspend, char **a, size_t b, int32_t c, int32_t d, cuvmm_suspended *f, cuvmm_error *e)
+UNUSED(goResume, char **a, size_t b, int64_t c, cuvmm_error *e)
+UNUSED(goDiscard, char **a, size_t b, cuvmm_error *e)
+UNUSED(goTags, char *a, size_t *b, cuvmm_error *e)
 
 // What the threads know of the blocks that they have. owner is of the block's first bytes:
 // two threads that had one block would both write it.

@@ -25,7 +25,7 @@ int main(int argc, char **argv) {
 	__typeof__(&cuvmm_free) free_block = (__typeof__(free_block))dlsym(lib, "cuvmm_free");
 	uint64_t (*entries)(void) = (uint64_t(*)(void))dlsym(lib, "cuvmm_entries");
 	cuvmm_error e = {sizeof e, 0, ""};
-	cuvmm_pool_options o = {sizeof o, 0, 0};
+	cuvmm_pool_options o = {.size = sizeof o};
 	uint64_t pool = 0;
 	if (open_pool(&o, &pool, &e) != CUVMM_OK) {
 		fprintf(stderr, "%s\n", e.message);

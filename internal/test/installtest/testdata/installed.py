@@ -13,7 +13,7 @@ assert (package / "py.typed").exists()
 library = ctypes.CDLL(_torch_library.find(None))
 metadata = importlib.metadata.metadata("cuvmm")
 assert any("LICENSE" in str(f) for f in importlib.metadata.files("cuvmm") or [])
-options = (ctypes.c_size_t * 3)(24, 0, 0)
+options = (ctypes.c_size_t * 4)(32, 0, 0, 0)
 pool, block, error = ctypes.c_uint64(), ctypes.c_void_p(), _torch_library.CError(size=ctypes.sizeof(_torch_library.CError))
 assert library.cuvmm_pool_open(options, ctypes.byref(pool), ctypes.byref(error)) == 0, error.message
 assert library.cuvmm_alloc(pool, ctypes.c_size_t(1000), None, ctypes.c_uint64(0), ctypes.byref(block), ctypes.byref(error)) == 0, error.message

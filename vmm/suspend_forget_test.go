@@ -8,9 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// What is discarded gives its host memory back at once; what sleeps beside it keeps its bytes,
+// What is forgotten gives its host memory back at once; what sleeps beside it keeps its bytes,
 // also those that both have.
-func TestDiscardGivesUpWhatIsKept(t *testing.T) {
+func TestForgetGivesUpWhatIsKept(t *testing.T) {
 	w := newWorld(t, false)
 	defer w.end()
 	kept, dropped := w.buffer(2), w.buffer(3)
@@ -21,21 +21,21 @@ func TestDiscardGivesUpWhatIsKept(t *testing.T) {
 	s := w.suspend(kept, dropped, shared)
 	require.Equal(t, 5*kib64, w.d.System().Stats().KeptBytes, "%+v", s.Report())
 
-	require.NoError(t, s.Discard(w.ctx(), dropped))
+	require.NoError(t, s.Forget(w.ctx(), dropped))
 	require.Equal(t, 4*kib64, w.d.System().Stats().KeptBytes, "the fork needs two chunks")
-	require.NoError(t, s.Discard(w.ctx(), dropped, shared))
+	require.NoError(t, s.Forget(w.ctx(), dropped, shared))
 	require.Equal(t, 2*kib64, w.d.System().Stats().KeptBytes)
-	require.NoError(t, s.Discard(w.ctx(), shared), "idempotent")
+	require.NoError(t, s.Forget(w.ctx(), shared), "idempotent")
 	require.NoError(t, s.Resume(w.ctx()))
 	require.Equal(t, before, w.free(0))
 	require.Equal(t, want, w.bytes(kept))
-	require.NoError(t, s.Discard(w.ctx(), kept), "it is awake")
+	require.NoError(t, s.Forget(w.ctx(), kept), "it is awake")
 	require.Equal(t, want, w.bytes(kept))
 
 	other := w.suspend(kept)
-	require.ErrorIs(t, other.Discard(w.ctx(), dropped), cuda.ErrInvalidArgument)
-	require.NoError(t, other.Discard(w.ctx()))
+	require.ErrorIs(t, other.Forget(w.ctx(), dropped), cuda.ErrInvalidArgument)
+	require.NoError(t, other.Forget(w.ctx()))
 	require.Zero(t, w.d.System().Stats().KeptBytes)
 	require.NoError(t, other.Resume(w.ctx()))
-	require.ErrorIs(t, (*vmm.Suspension)(nil).Discard(w.ctx()), cuda.ErrInvalidArgument)
+	require.ErrorIs(t, (*vmm.Suspension)(nil).Forget(w.ctx()), cuda.ErrInvalidArgument)
 }

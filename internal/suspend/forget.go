@@ -7,9 +7,9 @@ import (
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
 
-// Discard gives up what is kept of members that sleep; none stands for all that do. Bytes that
+// Forget gives up what is kept of members that sleep; none stands for all that do. Bytes that
 // a member needs which is not named are kept. It waits for an OutAfter or a Resume that runs.
-func (s *Suspension) Discard(ctx context.Context, op string, members []Member) error {
+func (s *Suspension) Forget(ctx context.Context, op string, members []Member) error {
 	if err := s.has(op, members); err != nil {
 		return err
 	}
@@ -38,7 +38,7 @@ func (s *Suspension) Discard(ctx context.Context, op string, members []Member) e
 		needed := newPlan(others).byName
 		for h := range newPlan(dropped).byName {
 			if needed[h] == nil {
-				s.discard(h)
+				s.forget(h)
 			}
 		}
 		s.resize()
@@ -46,7 +46,7 @@ func (s *Suspension) Discard(ctx context.Context, op string, members []Member) e
 	})
 }
 
-func (s *Suspension) discard(h *phys.Handle) {
+func (s *Suspension) forget(h *phys.Handle) {
 	s.mu.Lock()
 	c := s.chunks[h]
 	s.mu.Unlock()

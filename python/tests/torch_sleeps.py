@@ -1,0 +1,161 @@
+"""Programs of PyTorch that sleep, on a GPU, each in a process of its own: python -m tests.torch_sleeps NAME regions|pool [GIB [CYCLES]].
+
+``model`` trains a model that has GIB with its optimizer, and suspends both between steps. The losses must be those without, each
+suspension and each return must reach 0.97 of the rate of raw copies by pieces of 4 MiB on two streams, and CYCLES more cycles must
+leave the GPU's and the host's memory as they were. ``mistaken`` uses a tensor that sleeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any, Callable, ContextManager, Dict, List
+
+from .torch_programs import begin, _used
+
+GIB, PIECE, WIDTH = 1 << 30, 4 << 20, 8192
+
+
+def _region(allocator: str) -> ContextManager[Any]:
+    import cuvmm.torch
+    return cuvmm.torch.region("model") if allocator == "regions" else contextlib.nullcontext()
+
+
+class Trained:
+    """A model with its optimizer: 12 bytes a parameter between steps."""
+
+    def __init__(self, torch: Any, allocator: str, size: int) -> None:
+        self.torch, self.allocator, layers = torch, allocator, max(1, size // (12 * WIDTH * WIDTH))
+        torch.manual_seed(1)
+        with _region(allocator), torch.device("cuda"):
+            self.model = torch.nn.Sequential(*(torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(layers)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
+        self.bytes = layers * 12 * WIDTH * WIDTH
+        self.step(0)  # which makes the optimizer's state
+
+    def step(self, i: int) -> str:
+        torch = self.torch
+        g = torch.Generator("cuda").manual_seed(i)
+        x = torch.randn(64, WIDTH, generator=g, device="cuda")
+        loss = (self.model(x) - x).square().mean()
+        loss.backward()
+        with _region(self.allocator):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss.item()).hex()
+
+
+def _raw(torch: Any, size: int) -> Dict[str, float]:
+    """The rates of copies by pieces of 4 MiB on two streams, to and from pinned memory, in bytes a second."""
+    host = torch.empty(min(size, 4 * GIB), dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(host.numel(), dtype=torch.uint8, device="cuda")
+    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
+
+    def once(to: Any, source: Any) -> float:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for i in range(host.numel() // PIECE):
+            with torch.cuda.stream(streams[i % 2]):
+                to[i * PIECE:(i + 1) * PIECE].copy_(source[i * PIECE:(i + 1) * PIECE], non_blocking=True)
+        torch.cuda.synchronize()
+        return float(host.numel() / (time.perf_counter() - began))
+
+    return {"out": statistics.median(once(host, there) for _ in range(5)), "in": statistics.median(once(there, host) for _ in range(5))}
+
+
+def _resident() -> int:
+    with open("/proc/self/status") as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS"))
+
+
+def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
+    import cuvmm.torch
+    trained = Trained(torch, allocator, size)
+    want = [trained.step(i) for i in range(1, 11)]
+    del trained
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    raw = _raw(torch, size)
+    torch.cuda.empty_cache()
+
+    trained = Trained(torch, allocator, size)
+    times: Dict[str, List[float]] = {"out": [], "in": []}
+    given, used, resident = 0, [], []
+
+    def timed(way: str, do: Callable[[], Any]) -> Any:
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        result = do()
+        times[way].append(time.perf_counter() - began)
+        return result
+
+    def cycle() -> None:
+        nonlocal given
+        torch.cuda.empty_cache()
+        done = timed("out", cuvmm.torch.suspend)
+        given = done.given
+        timed("in", cuvmm.torch.resume)
+        used.append(_used(torch))
+        resident.append(_resident())
+
+    losses = []
+    for i in range(1, 11):
+        cycle()  # the first pins host memory
+        losses.append(trained.step(i))
+    for way in times:
+        del times[way][0]
+    for _ in range(cycles):
+        cycle()
+    rates = {way: trained.bytes / statistics.median(times[way]) for way in times}
+    ratios = {way: round(rates[way] / raw[way], 3) for way in rates}
+    flat = {"GPU": used[-1] - used[9], "host": resident[-1] - resident[9]} if cycles else {}
+    same, fast = losses == want, size < 16 * GIB or min(ratios.values()) >= 0.97  # which is promised of 16 GiB and more
+    return {"ok": same and fast and all(n <= 64 << 20 for n in flat.values()), "same losses": same, "GiB": trained.bytes / GIB, "given": given,
+            "GiB/s": {w: round(r / GIB, 2) for w, r in rates.items()}, "raw GiB/s": {w: round(r / GIB, 2) for w, r in raw.items()}, "ratio": ratios, "grown": flat}
+
+
+def mistaken(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
+    """In the pool, what needs a block, as a result does, is refused with a text. With a guard a stray access reads something. Without one
+    it faults, which is an error of the GPU and ends its use by the process."""
+    import cuvmm.torch
+    with _region(allocator):
+        x = torch.ones(128 << 20, dtype=torch.uint8, device="cuda")
+    found = [t.data_ptr() for t in cuvmm.torch.tensors("model" if allocator == "regions" else "")]
+    cuvmm.torch.suspend(guard=True)
+    refused = ""
+    if allocator == "pool":
+        try:
+            x + x
+        except RuntimeError as e:
+            refused = str(e)
+    else:
+        x.add_(1)
+        torch.cuda.synchronize()
+    cuvmm.torch.resume()
+    intact = bool((x == 1).all())
+    cuvmm.torch.suspend()
+    fault = ""
+    try:
+        x.add_(1)
+        torch.cuda.synchronize()
+    except RuntimeError as e:
+        fault = str(e)
+    ok = x.data_ptr() in found and intact and "illegal memory access" in fault and (allocator == "regions" or "suspended" in refused)
+    return {"ok": ok, "found": len(found), "intact": intact, "refused": refused[:200], "fault": fault[:200]}
+
+
+def main() -> None:
+    name, allocator = sys.argv[1:3]
+    size, cycles = [int(a) for a in (sys.argv[3:] + ["1", "10"][len(sys.argv) - 3:])][:2]
+    torch = begin("pool" if allocator == "pool" else "native")
+    torch.use_deterministic_algorithms(False)
+    print("RESULT " + json.dumps(globals()[name](torch, allocator, size * GIB, cycles)), flush=True)
+    os._exit(0)  # a context that failed has destructors fail
+
+
+if __name__ == "__main__":
+    main()
