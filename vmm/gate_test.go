@@ -7,11 +7,13 @@ import (
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
@@ -129,7 +131,8 @@ var others = map[string][]string{
 	"Buffer": {"Device", "Len", "Name", "Ptr", "Released", "Requested", "Slice", "Stats", "Tag"},
 	"Array":  {"All", "Buffer", "Cap"}, // the others are those of Buffer
 	"Slice":  {"Len", "Ptr", "Size", "Slice"},
-	"Memory": {"Abandon", "About", "Committed", "Used"},
+	"Memory": {"Abandon", "About", "Committed", "Leave", "Used"},
+	"Hold":   {"RecallBy"},
 }
 
 func (g *gated) otherSlice() vmm.Slice[byte] {
@@ -180,6 +183,16 @@ func (b blockingSource) Fill(context.Context, *cuda.Stream, vmm.Memory, cuda.Ptr
 	<-b.end
 	return nil
 }
+
+// unfollowed is a publication that no process follows.
+type unfollowed struct{}
+
+func (unfollowed) MayRecall(string) error { return nil }
+func (unfollowed) Recall(context.Context, string, time.Duration) ([]suspend.Late, error) {
+	return nil, nil
+}
+func (unfollowed) Show()                  {}
+func (unfollowed) Memory() []*phys.Handle { return nil }
 
 func (g *gated) owning(b *vmm.Buffer, err error) error {
 	if err == nil {
@@ -238,6 +251,7 @@ func newGated(t *testing.T, state, on, method string) *gated {
 	if on == "Hold" {
 		g.hold, err = g.mem.Hold(testOp, "test", 10)
 		require.NoError(t, err)
+		g.hold.RecallBy(unfollowed{})
 		g.own(closerFunc(func() error { g.hold.Release(); return nil }))
 	}
 	if vmm.StateOf(b) != state {
@@ -256,8 +270,8 @@ func importsMemory(method string) bool {
 func impossible(state, on, method string) bool {
 	moving := state == "suspending" || state == "resuming"
 	switch {
-	case on == "Hold": // a buffer that is held neither moves nor sleeps, and one that does is not held
-		return state == "moved" || moving || state == "suspended"
+	case on == "Hold": // a buffer that is held does not move, and one that was moved is not held
+		return state == "moved"
 	case importsMemory(method): // memory of another process does not sleep
 		return moving || state == "suspended"
 	case on == "reclaimer": // whoever moves the bytes has settled what was clipped

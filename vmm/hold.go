@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/share"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
 
@@ -23,9 +24,11 @@ type holds struct {
 
 // claim is one publication's hold on the chunks of the first bytes.
 type claim struct {
-	b     *buffer
-	by    string
-	cover uint64 // guarded by holds.mu
+	b  *buffer
+	by string
+	// Guarded by holds.mu. recall is nil if the memory cannot be suspended.
+	cover  uint64
+	recall suspend.Publication
 }
 
 // Hold implements share.Memory.
@@ -59,6 +62,13 @@ func (h *claim) Cover(op string, n uint64) error {
 	return nil
 }
 
+// RecallBy implements share.Hold.
+func (h *claim) RecallBy(p suspend.Publication) {
+	h.b.holds.mu.Lock()
+	defer h.b.holds.mu.Unlock()
+	h.recall = p
+}
+
 // Release ends the hold. It is idempotent.
 func (h *claim) Release() {
 	h.b.holds.mu.Lock()
@@ -81,12 +91,34 @@ func (hs *holds) check(op string, from uint64) error {
 
 // any refuses an operation while any publication holds the buffer.
 func (hs *holds) any(op string) error {
+	return hs.refuse(op, func(*claim) bool { return true })
+}
+
+// unrecalled refuses a suspension while the buffer is held and the memory cannot be recalled.
+func (hs *holds) unrecalled(op string) error {
+	return hs.refuse(op, func(h *claim) bool { return h.recall == nil })
+}
+
+// refuse refuses an operation because of the first hold for which that is right.
+func (hs *holds) refuse(op string, which func(*claim) bool) error {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	if len(hs.all) > 0 {
-		return hs.all[0].inUse(op)
+	if i := slices.IndexFunc(hs.all, which); i >= 0 {
+		return hs.all[i].inUse(op)
 	}
 	return nil
+}
+
+// publications returns those that recall the memory.
+func (hs *holds) publications() (all []suspend.Publication) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	for _, h := range hs.all {
+		if h.recall != nil {
+			all = append(all, h.recall)
+		}
+	}
+	return all
 }
 
 func (h *claim) inUse(op string) error {

@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"context"
 	"fmt"
 	"sync/atomic"
 
@@ -183,6 +184,16 @@ func (b *buffer) SetLen(op string, n uint64) error {
 	}
 	b.used.Store(n)
 	return nil
+}
+
+// Leave implements share.Memory.
+func (b *buffer) Leave(ctx context.Context) (back func(), err error) {
+	left, err := b.status.Leave(ctx)
+	return func() {
+		for _, r := range left {
+			r.Back()
+		}
+	}, err
 }
 
 // Own implements share.Memory.

@@ -60,8 +60,11 @@ func (b sleepingBuffer) Begin(op string, step func()) error {
 		return err
 	}
 	step()
-	return b.holds.any(op) // a hold asks for the state under the same lock
+	return b.holds.unrecalled(op) // a hold asks for the state under the same lock
 }
+
+// Publications returns what other processes follow of the memory.
+func (b sleepingBuffer) Publications() []suspend.Publication { return b.holds.publications() }
 
 func errImportedSleeps(op, what string) error {
 	return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: what + ", whose memory was imported",

@@ -51,6 +51,10 @@ type SuspendOptions struct {
 	Keep Keep
 	// Source, if it is not nil, writes the bytes anew within Resume, and nothing is kept.
 	Source Source
+	// ExcludeAfter is how long Suspend waits for the followers of published memory to read no more,
+	// and then again to unmap it. One that takes longer is excluded: it is told (publish.ErrExcluded), and
+	// keeps what it has mapped until it closes, which the Report counts and names. 0 excludes none.
+	ExcludeAfter time.Duration
 	// TrimPools gives back what the devices' default memory pools have and do not use, when the
 	// memory has gone: that of other libraries of this process that allocate in stream order, which
 	// take it from the driver again when they need it.
@@ -128,8 +132,13 @@ type Suspension struct {
 //
 // A chunk goes if the named memory is its only owner: memory that Fork or Move shares goes if
 // all who share it are named, and is copied once. What stays is mapped as before, and Report
-// says why. Memory that is published, or used by a Host function, is refused (ErrInUse), as is
-// memory of another process (ErrNotSupported).
+// says why. Memory that is used by a Host function is refused (ErrInUse), as is memory of another
+// process, also if it is followed (ErrNotSupported).
+//
+// Published memory goes with its followers, before anything else goes: Suspend waits until
+// each of them has read what it reads and unmapped the memory, and after Resume they have the new
+// memory at their old addresses, as another generation. A follower may refuse (peer.ErrRefused),
+// and while a Rewrite is open Suspend returns ErrInUse. See SuspendOptions.ExcludeAfter.
 func Suspend(ctx context.Context, o SuspendOptions, m ...Memory) (*Suspension, error) {
 	const op = "vmm.Suspend"
 	if ctx == nil {
@@ -215,6 +224,9 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 	if o.Keep > Drop {
 		return suspend.Options{}, errs.Invalid(op, o.Keep.String(), "use KeepHost or Drop")
 	}
+	if o.ExcludeAfter < 0 {
+		return suspend.Options{}, errs.Invalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
+	}
 	if s, ok := o.Source.(readerSource); ok {
 		if s.r == nil {
 			return suspend.Options{}, errs.Invalid(op, "SourceAt of a nil reader", "pass a reader, or nil for Source")
@@ -225,7 +237,7 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 			}
 		}
 	}
-	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Guard: o.Guard, Lack: lackOf}
+	in := suspend.Options{Keep: o.Keep == KeepHost && o.Source == nil, Followers: o.ExcludeAfter, Guard: o.Guard, Lack: lackOf}
 	if o.TrimPools {
 		in.After = func() { trimPools(all) }
 	}

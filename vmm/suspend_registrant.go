@@ -22,6 +22,10 @@ import (
 // which there is other memory now. Several functions are called in the order of their OnSuspend.
 // Both are called for the object as a whole, even if all of its memory stays.
 //
+// For the array of a publish.Follower they are called when its publisher suspends the memory: leave
+// before the follower unmaps it, when its streams have released what they read, and back when there is memory again,
+// before Next shows it. An error of leave is returned by the publisher's Suspend. Neither may wait for the follower.
+//
 // After remove they are not called any more, but for the back of a leave that was.
 func OnSuspend(m Memory, leave func(ctx context.Context) error, back func()) (remove func(), err error) {
 	const op = "vmm.OnSuspend"

@@ -119,6 +119,9 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 		return err
 	}
 	defer free()
+	if err := p.awake(op); err != nil {
+		return err
+	}
 	if p.rewriting == opening {
 		return p.settled(op)
 	}
@@ -205,8 +208,8 @@ func (p *Publication) announce(op string, next share.View) ([]*peer.FD, error) {
 	if len(next.Chunks) > handles.MaxChunks {
 		return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d chunks, of which %d can be shared", len(next.Chunks), handles.MaxChunks), "use larger chunks")
 	}
-	if p.used >= lastGeneration {
-		return nil, errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
+	if err := p.mayRenumber(op); err != nil {
+		return nil, err
 	}
 	// Chunks beyond one update are exported when they are sent, and so are all if the
 	// budget of descriptors has too little left: announcing waits for no follower.
@@ -227,6 +230,14 @@ func (p *Publication) announce(op string, next share.View) ([]*peer.FD, error) {
 		return nil, err
 	}
 	return opened, nil
+}
+
+// mayRenumber refuses another generation after the last. The caller holds changes.
+func (p *Publication) mayRenumber(op string) error {
+	if p.used >= lastGeneration {
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", p.used), "publish it anew")
+	}
+	return nil
 }
 
 // warn wakes idle followers, so that they are awake when the update comes after the
@@ -279,6 +290,14 @@ func (p *Publication) chunksOf(v share.View) []chunk {
 		}
 	}
 	return all
+}
+
+// forget notes that chunks are shown no longer, and that followers may have them yet.
+func (p *Publication) forget(chunks []share.Chunk) {
+	sharing.remove(p, chunks)
+	for _, c := range chunks {
+		c.Handle.Unfollowed()
+	}
 }
 
 func handlesOf(chunks []share.Chunk) []*phys.Handle {
@@ -340,6 +359,9 @@ func (p *Publication) Shrink(length int, streams ...*cuda.Stream) error {
 func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut share.Shrinking) (gone, lost share.View, over []*replicator, err error) {
 	p.changes <- struct{}{}
 	defer p.changes.Give()
+	if err := p.awake(op); err != nil {
+		return gone, lost, nil, err
+	}
 	if err := p.settled(op); err != nil {
 		return gone, lost, nil, err
 	}
@@ -362,7 +384,7 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 	kept := share.View{Chunks: p.mem.Chunks[:keep:keep]}
 	lost = share.View{Chunks: append([]share.Chunk(nil), p.mem.Chunks[keep:]...)}
 	over = p.overPinned()
-	sharing.remove(p, lost.Chunks)
+	p.forget(lost.Chunks)
 	p.setCut()
 	p.used++
 	p.written.drop(math.MaxInt)

@@ -63,6 +63,13 @@
 // for two versions announces both as the halves of one array, and rewrites them in turn
 // ([RewriteOptions].Turn, [HalfOf]): then one of them can be read at any time.
 //
+// # Suspending
+//
+// vmm.Suspend of published memory has the followers unmap it first, once they have read what they
+// read, and Resume shows them the new memory, at their addresses, as another generation. Between
+// the two Next waits, and State is [Suspended]: the loops above need no change. docs/suspend.md
+// says what happens to a follower that is late, refuses, or comes meanwhile.
+//
 // # Trust
 //
 // [ServerOptions.Authorize] decides for each client which publications it sees, and

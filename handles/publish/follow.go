@@ -46,7 +46,7 @@ type FollowOptions struct {
 	// publisher lives.
 	MaxWait time.Duration
 	// Quiesce is called when the publisher takes back the memory behind the first length
-	// elements. When it returns, no work that uses that memory may be submitted any more.
+	// elements, which is all of it, 0, when it is suspended. When it returns, no work that uses that memory may be submitted any more.
 	// It returns the streams whose work may still use it: the memory is unmapped when
 	// that work is done, and then acknowledged to the publisher. If Quiesce is nil or
 	// returns no streams, the follower waits for all work that could use the memory, as
@@ -321,7 +321,8 @@ func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 	return f.in().next(ctx, streams)
 }
 
-// State reports whether more may be announced. It is Stale while the publisher is gone
+// State reports whether more may be announced. It is Suspended while the publisher has the memory
+// suspended (vmm.Suspend): then nothing is shown, and Next waits. It is Stale while the publisher is gone
 // and the client comes back (DialOptions.ComeBack): what is shown stays until the next
 // announcement of another publisher replaces it.
 func (f *Follower[T]) State() State { return f.in().stateNow() }

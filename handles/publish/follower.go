@@ -69,6 +69,9 @@ type follower struct {
 	// What the program may still read. releases tells the publisher when that has ended.
 	holds    holds
 	releases *timeline
+	// back tells those who registered the addresses elsewhere that there is memory again. The
+	// mapping goroutine has it.
+	back func()
 
 	// What is shown. nexts serializes Next.
 	nexts   wait.Slot
@@ -199,11 +202,14 @@ func (f *follower) update(a arrival) {
 		_ = f.k.conn.in.Fail(err)
 		return
 	}
-	err := f.carryOut(a)
-	if err == nil && a.last && !a.over && a.length > 0 {
-		f.holdEarly(a.generation)
+	err := f.leave(a.update)
+	if err == nil {
+		if err = f.carryOut(a); err == nil && a.last && !a.over && a.length > 0 {
+			f.returned()
+			f.holdEarly(a.generation)
+		}
+		f.arrived(a.update, err)
 	}
-	f.arrived(a.update, err)
 	runtime.Gosched() // to the caller of Next: the publisher is in no hurry
 	if err := f.k.conn.Send(f.k.ctx, pack(f.replica.finish(f.token, err))); err != nil && !errors.Is(err, peer.ErrGone) {
 		_ = f.k.conn.in.Fail(err) // or the publisher would wait on a connection that is still open
@@ -237,6 +243,30 @@ func (f *follower) carryOut(a arrival) error {
 	return nil
 }
 
+// leave tells those who registered the addresses elsewhere that the publisher suspends the memory.
+// The refusal of one is that of the view, of which the program sees nothing: the publisher shows the
+// same elements again.
+func (f *follower) leave(u *update) error {
+	if u.state != Suspended || f.back != nil || len(f.replica.chunks) == 0 {
+		return nil
+	}
+	back, err := f.memory.Leave(f.ctx)
+	if err != nil {
+		back()
+		return err
+	}
+	f.back = back
+	return nil
+}
+
+// returned is the end of leave, once there is memory again.
+func (f *follower) returned() {
+	if f.back != nil {
+		core.SystemOf(f.dev).Hook("the function of vmm.OnSuspend", f.back)
+		f.back = nil
+	}
+}
+
 // arrived notes the outcome of an update, and wakes Next if it brought all of a generation.
 func (f *follower) arrived(u *update, failed error) {
 	v := version{u.generation, u.ordered, int(u.length)}
@@ -246,7 +276,13 @@ func (f *follower) arrived(u *update, failed error) {
 			"follow the publication anew with a larger FollowOptions.Reserve")
 	}
 	f.tell(func(s *subscription) {
-		s.declare(u.state)
+		if u.state == Suspended && failed == nil {
+			s.suspend()
+			return
+		}
+		if failed == nil {
+			s.declare(u.state)
+		}
 		switch {
 		case failed != nil:
 			s.refuse(v, failed)

@@ -86,6 +86,17 @@ package publish
 // publisher, so what they read from then on counts for nothing, and a bounded wait would only
 // hide that.
 //
+// # Suspending
+//
+// A suspension of the buffer recalls what is published of it (recall.go), before it decides
+// which chunks go: by then the publication has no count of the memory, and no descriptor of it is
+// open. It begins as a Rewrite does, which waits for readers, and then shows a view without
+// memory. So progress and replica need nothing new, and a follower unmaps as it does for a Shrink, or
+// refuses. Chunks that followers alone can have are marked as such when they are exported
+// (phys.Handle.Followed); once a publication shows less, or is withdrawn, they count as
+// exported for ever. Memory that came back has identities of its own, so that what a late
+// follower has is never mistaken for it.
+//
 // # Coming back and taking over
 //
 // A client made by Dial with ComeBack has one connection after the other (line). The

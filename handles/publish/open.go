@@ -19,7 +19,7 @@ import (
 // array, in a range of exactly that memory, which later changes of the publication do
 // not affect. Until Open returns it counts as a follower of the client. T must have the publisher's element type and size
 // ([handles.ErrMismatch]); a buffer is opened as bytes. Open waits for the first
-// announcement, while the publisher rewrites, and until the elements are complete. A
+// announcement, while the publisher rewrites or has the memory suspended, and until the elements are complete. A
 // publisher waits for no reader of what was opened: follow a publication that is rewritten.
 // The caller closes the array.
 func Open[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o handles.ImportOptions) (*vmm.Array[T], error) {
@@ -71,7 +71,8 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	for opened := true; opened && err == nil; {
 		if last, err = got.read(ctx, r.mailbox); err == nil {
 			err = k.awaitWord(ctx, op, slot, last.ordered)
-			opened = slot.word(fluxWord).Load() >= last.generation // the next view shows it again
+			// The next view shows it, if it is rewritten, or suspended.
+			opened = last.state == Suspended || slot.word(fluxWord).Load() >= last.generation
 		}
 	}
 	if err != nil {

@@ -17,6 +17,8 @@ type view struct {
 	ordered uint64
 	length  uint64 // elements
 	chunks  []chunk
+	// away: the memory is suspended, so that nothing is shown.
+	away bool
 }
 
 // chunk is a piece of memory. Its identity is random, drawn when it is published
@@ -133,6 +135,9 @@ func (f *progress) next(v view, batch int) (*update, []chunk) {
 			add, u.last = add[:batch], false
 		}
 		u.chunks = add
+	}
+	if v.away {
+		u.state = Suspended
 	}
 	f.serial, f.low, f.out, f.sent = u.serial, math.MaxUint64, u, add
 	return u, add

@@ -59,6 +59,8 @@ type Publication struct {
 	flux, cut uint64
 	rewriting rewriting
 	halves
+	// length is what was shown of memory that is away.
+	length uint64
 
 	// users counts the publication until Withdraw has ended, its timeline, and the
 	// followers' goroutines. The last ends the closing.
@@ -132,7 +134,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	}
 	defer s.closer.Release()
 	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit,
-		followers: map[*replicator]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
+		exports: exchange.Set{Followed: true}, followers: map[*replicator]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.users.Store(2)
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
@@ -147,6 +149,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 			err = s.enter(op, p)
 		}
 		if err == nil {
+			p.hold.RecallBy(audience{p})
 			p.inspect()
 			return p, nil
 		}
@@ -213,7 +216,7 @@ func (p *Publication) withdraw(op string, last ended) error {
 	p.withdrawn, p.rewriting = true, settled
 	defer p.drop()
 	followers, mem := p.followers, p.mem
-	sharing.remove(p, mem.Chunks)
+	p.forget(mem.Chunks)
 	sharing.end(p)
 	p.followers, p.mem = map[*replicator]struct{}{}, share.View{}
 	p.changeLocked()

@@ -22,6 +22,8 @@ type Stats struct {
 	Pinned int
 	// Rewriting: Rewrite was called, and no Announce ended that yet.
 	Rewriting bool
+	// Suspended: the memory is suspended, or about to be. Nothing is shown until it is back.
+	Suspended bool
 	// Followers are in no order.
 	Followers []FollowerStats
 }
@@ -56,7 +58,8 @@ func (p *Publication) Stats() Stats {
 	v := p.viewNow()
 	st := Stats{Name: p.name, Generation: v.generation, Length: int(v.length), Bytes: int(sizeOf(v.chunks)), Chunks: len(v.chunks)}
 	p.mu.Lock()
-	st.Rewriting = p.rewriting != settled
+	st.Rewriting = p.rewriting == opening || p.rewriting == open
+	st.Suspended = p.rewriting == leaving || p.rewriting == away
 	followers := slices.Collect(maps.Keys(p.followers))
 	p.mu.Unlock()
 	for some := range slices.Chunk(followers, statsStep) {

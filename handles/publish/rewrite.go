@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
-	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -24,17 +23,23 @@ type RewriteOptions struct {
 	Turn bool
 }
 
-// rewriting says whether the elements that were announced may change in place:
+// rewriting says whether the elements that were announced may change in place, or be away:
 //
-//	state    means                                           leaves it by                  Announce   AnnounceRange, Shrink, Rewrite
-//	settled  nothing that was announced changes              Rewrite: opening              permitted  permitted
-//	opening  Rewrite waits until no follower reads           all released: open;           ErrInUse   ErrInUse
-//	                                                         an error: settled
-//	open     the publisher writes                            Announce: settled             permitted  ErrInUse
+//	state    means                                   leaves it by                   Announce      AnnounceRange,  Suspend
+//	                                                                                              Shrink, Rewrite
+//	settled  nothing that was announced changes      Rewrite: opening;              permitted     permitted       permitted
+//	                                                 Suspend: leaving
+//	opening  Rewrite waits until no follower reads   all released: open;            ErrInUse      ErrInUse        ErrInUse
+//	                                                 an error: settled
+//	open     the publisher writes                    Announce: settled              permitted     ErrInUse        ErrInUse
+//	leaving  Suspend waits until no follower has     all unmapped: away;            ErrSuspended  ErrSuspended    -
+//	         the memory                              an error: settled
+//	away     the memory is suspended, or came back   Resume, or what needs the      ErrSuspended  ErrSuspended    -
+//	         and is not shown yet                    memory after that: settled
 //
-// While it is opening or open, the followers' intent words read the view's generation (of halves
+// While it is opening, open or leaving, the followers' intent words read the view's generation (of halves
 // in turn: the one before, see HalfOf): nobody begins to read that. While it is open the flux words read it, too: what a reader was late
-// for is no longer intact. A Rewrite that fails shows the same elements as another
+// for is no longer intact. A Rewrite or a Suspend that fails shows the same elements as another
 // generation, for followers that would not show the one before. Withdraw ends the
 // publication in any state: followers that were cut off from an open one show nothing.
 type rewriting uint8
@@ -43,6 +48,8 @@ const (
 	settled rewriting = iota
 	opening
 	open
+	leaving
+	away
 )
 
 // Rewrite opens the elements that were announced for rewriting: when it returns, the
@@ -84,7 +91,7 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	if err := p.beginRewrite(ctx, op, o.Turn); err != nil {
 		return err
 	}
-	err := p.awaitReleased(ctx, op, o)
+	err := p.awaitReleased(ctx, op, p.exclusionOf(o))
 	p.changes <- struct{}{}
 	defer p.changes.Give()
 	switch {
@@ -136,6 +143,9 @@ func (p *Publication) beginRewrite(ctx context.Context, op string, turn bool) er
 		return err
 	}
 	defer p.changes.Give()
+	if err := p.awake(op); err != nil {
+		return err
+	}
 	if err := p.settled(op); err != nil {
 		return err
 	}
@@ -199,7 +209,7 @@ func (p *Publication) tellAll() {
 // tell is tellAll for one follower.
 func (p *Publication) tell(w *pageSlot) {
 	intent := max(p.flux, p.older)
-	if p.rewriting == opening {
+	if p.rewriting == opening || p.rewriting == leaving {
 		intent = p.wanted()
 	}
 	w.word(intentWord).Store(intent)
@@ -245,17 +255,16 @@ func (p *Publication) readers() (all []*replicator) {
 
 // awaitReleased waits until no follower reads, and excludes those that are late. Then it waits
 // for the work behind the last announcement, since the next writes may be on other streams.
-func (p *Publication) awaitReleased(ctx context.Context, op string, o RewriteOptions) error {
+func (p *Publication) awaitReleased(ctx context.Context, op string, e exclusion) error {
 	both, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
-	began := time.Now()
 	var reading []*replicator
 	var failed error
 	ok := wait.Poll(both, func() bool {
 		if reading = p.readers(); len(reading) > 0 {
-			if o.ExcludeAfter > 0 && time.Since(began) >= o.ExcludeAfter {
-				p.exclude(reading, o)
+			if e.over() {
+				p.exclude(reading, e, fmt.Sprintf("what it read was not released within %v", e.after))
 			}
 			return false
 		}
@@ -267,10 +276,10 @@ func (p *Publication) awaitReleased(ctx context.Context, op string, o RewriteOpt
 	case failed != nil:
 		return failed
 	case !ok && len(reading) == 0:
-		return errs.PeerWait(ctx, op, fmt.Sprintf("the work behind the last announcement of %q is not done", p.name), "nothing may be written; rewrite when it is done, or with a longer limit")
+		return errs.PeerWait(ctx, op, fmt.Sprintf("the work behind the last announcement of %q is not done", p.name), e.undone+"; try again when it is done, or with a longer limit")
 	case !ok:
 		return errs.PeerWait(ctx, op, fmt.Sprintf("%s of %q that did not release what it reads: %v", errs.Count(len(reading), "follower"), p.name, namesOf(reading)),
-			"nothing may be written; have followers call Release when they have read, or exclude late ones (RewriteOptions.ExcludeAfter)")
+			fmt.Sprintf("%s; have followers call Release when they have read, or exclude late ones (%s)", e.undone, e.option))
 	}
 	return nil
 }
@@ -283,16 +292,4 @@ func namesOf(all []*replicator) (names []string) {
 		names = append(names, f.on.String())
 	}
 	return names
-}
-
-// exclude ends followers that read for too long.
-func (p *Publication) exclude(late []*replicator, o RewriteOptions) {
-	of := p.samples(late)
-	for _, s := range of {
-		p.server.log.Warn("cuvmm: a follower is excluded, which did not release what it reads", "publication", p.name, "follower", s.f.on.String())
-		s.f.end(&ended{s.f.token, 0, Ended, statusExcluded, fmt.Sprintf("what it read was not released within %v", o.ExcludeAfter)})
-		if o.Excluded != nil {
-			core.SystemOf(p.timeline.dev).Hook("publish.RewriteOptions.Excluded", func() { o.Excluded(s.stats()) })
-		}
-	}
 }

@@ -83,6 +83,8 @@ type subscription struct {
 	// belonged to another publication.
 	spoiled uint64
 	drained bool // nothing further is mapped
+	// away: the publisher has suspended the memory, and nothing is mapped until it shows it again.
+	away bool
 
 	// pending is the last version that arrived, unless it was shown; its generation is 0 if
 	// there is none. refusal is why it cannot be shown.
@@ -301,6 +303,7 @@ func (s *subscription) inherit() { s.move(eventInherit) }
 // after the connection's end.
 func (s *subscription) heritage(w seen) (from legacy, may bool) {
 	from = legacy{last: s.last(), flux: s.flux, cut: s.cut, torn: w.cut == cutLeft}
+	from.away = s.away
 	if from.last.generation == 0 && s.torn.generation > 0 {
 		from.last, from.torn = s.torn, true
 	}
@@ -327,6 +330,13 @@ func (s *subscription) declare(state State) {
 	}
 }
 
+// suspend notes that the publisher has suspended the memory. There is nothing to show: what had
+// arrived was taken back.
+func (s *subscription) suspend() {
+	s.declare(Suspended)
+	s.away, s.pending, s.refusal = true, version{}, nil
+}
+
 // mostReceived bounds the versions that are kept of a publisher whose work is stalled.
 const mostReceived = 1024
 
@@ -342,7 +352,7 @@ func (s *subscription) arrive(v version, word uint64) {
 	if len(s.received) > mostReceived {
 		s.received = slices.Delete(s.received, 1, 2)
 	}
-	s.pending, s.refusal = v, nil
+	s.pending, s.refusal, s.away = v, nil, false
 }
 
 // refuse notes why a version cannot be shown.

@@ -36,7 +36,9 @@ import (
 //
 // If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
 // on without this follower, it returns [ErrIncomplete]: they may hold a mixture of
-// generations. See TakeOverOptions.Incomplete.
+// generations. See TakeOverOptions.Incomplete. If it ended while the memory was suspended
+// (vmm.Suspend) there is nothing to take over: it returns cuda.ErrSuspended, and the follower may
+// still come back to another publisher.
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T], o TakeOverOptions) (*Publication, error) {
 	const op = "publish.TakeOver"
 	if s == nil || f.in() == nil {
@@ -215,6 +217,9 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 	if s.find(f.name) != nil { // before anything changes
 		return nil, errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("a publication of the name %q", f.name), "take over with another server, or withdraw that one")
 	}
+	if err := f.notAway(op); err != nil { // and may still come back
+		return nil, err
+	}
 	f.inherit()
 	_ = f.current().close()
 	select {
@@ -233,6 +238,8 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 	switch {
 	case !may:
 		return nil, errs.PeerClosed(op, "follower")
+	case from.away: // it arrived since
+		return nil, f.notAway(op)
 	case from.torn && !o.Incomplete:
 		return nil, errs.Peer(op, ErrIncomplete, fmt.Sprintf("publication %q, whose publisher ended while it rewrote what this follower has, or had gone on without it", f.name),
 			"load the elements anew; TakeOverOptions.Incomplete takes the memory over to rewrite it")
@@ -254,6 +261,17 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 	f.mu.Unlock()
 	f.tell((*subscription).adopt)
 	return p, nil
+}
+
+// notAway refuses memory that its publisher had suspended.
+func (f *follower) notAway(op string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.sub.away {
+		return nil
+	}
+	return errs.Peer(op, cuda.ErrSuspended, fmt.Sprintf("publication %q, whose publisher ended while the memory was suspended", f.name),
+		"load the elements anew and publish them: followers that come back follow that")
 }
 
 // inherit ends the follower's coming back. One that is with a publisher ends with the
@@ -292,6 +310,7 @@ type legacy struct {
 	generation uint64
 	last       version
 	torn       bool // the elements of last may be a mixture
+	away       bool // there is no memory
 	flux, cut  uint64
 	chunks     []chunk
 }

@@ -14,6 +14,9 @@ import (
 // it pins the memory, and one serves all processes that it is sent to at the same time, since
 // exporting is expensive.
 type Set struct {
+	// Followed: all receivers unmap the memory when they are told, and say so.
+	Followed bool
+
 	mu  lock.Mutex[lock.Leaf]
 	all map[uint64]*peer.FD  // of memory that is present, by its identity
 	by  map[*peer.FD]*opened // all that are open, also of memory that was taken since
@@ -76,7 +79,7 @@ func (e *Set) make(op string, handles []*phys.Handle) (fds []*peer.FD, err error
 	for _, h := range handles {
 		f := e.use(h, nil)
 		if f == nil {
-			made, err := Warm.export(op, h)
+			made, err := Warm.export(op, h, e.Followed)
 			if err != nil {
 				return fds, err
 			}

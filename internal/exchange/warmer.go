@@ -70,8 +70,12 @@ func (w *exportWarmer) dropLocked() {
 
 // export makes a descriptor of memory, which the caller closes, and keeps a duplicate if
 // its place has none.
-func (w *exportWarmer) export(op string, h *phys.Handle) (*peer.FD, error) {
-	n, err := h.Export(op)
+func (w *exportWarmer) export(op string, h *phys.Handle, followed bool) (*peer.FD, error) {
+	export := (*phys.Handle).Export
+	if followed {
+		export = (*phys.Handle).ExportFollowed
+	}
+	n, err := export(h, op)
 	if err != nil {
 		return nil, err
 	}

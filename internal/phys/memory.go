@@ -136,7 +136,9 @@ func (h *Handle) Renew() (driver.Result, error) {
 func (h *Handle) Give(d driver.MemHandle) {
 	h.memory.must(away)
 	h.memory.init(d)
-	h.sharing.CompareAndSwap(exported, private)
+	if h.Exported() {
+		h.sharing.Store(private)
+	}
 	h.SetBytes(h.Size)
 	h.System().Away.Sub(h.Size)
 	h.memory.users.Store(0)
@@ -152,7 +154,7 @@ func (h *Handle) free() driver.Result {
 		return r
 	}
 	h.account.Credit(h.Size)
-	if h.sharing.Load() == exported {
+	if shared(h.sharing.Load()) {
 		s.Shared.Release(h.Size)
 	}
 	return r

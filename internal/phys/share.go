@@ -15,11 +15,17 @@ import (
 // gives up its count. From then on other processes may hold the memory for ever,
 // so it is marked (see Exported). Memory that another owner had is refused, and so is
 // imported memory without a kept descriptor.
-func (h *Handle) Export(op string) (fd int, err error) {
+func (h *Handle) Export(op string) (fd int, err error) { return h.exportFD(op, exported) }
+
+// ExportFollowed is Export for processes that unmap the memory when they are told, and say so. It
+// counts as followed as long as nothing else exports it.
+func (h *Handle) ExportFollowed(op string) (fd int, err error) { return h.exportFD(op, followed) }
+
+func (h *Handle) exportFD(op string, to int32) (fd int, err error) {
 	if h.Imported {
 		return h.passOn(op)
 	}
-	s, err := h.export(op, driver.HandlePosixFD)
+	s, err := h.export(op, driver.HandlePosixFD, to)
 	if err != nil {
 		return -1, err
 	}
@@ -30,10 +36,10 @@ func (h *Handle) Export(op string) (fd int, err error) {
 // pins nothing: the caller keeps its count until the receivers have imported the
 // memory.
 func (h *Handle) ExportFabric(op string) (driver.ShareableHandle, error) {
-	return h.export(op, driver.HandleFabric)
+	return h.export(op, driver.HandleFabric, exported)
 }
 
-func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHandle, err error) {
+func (h *Handle) export(op string, t driver.HandleTypes, to int32) (s driver.ShareableHandle, err error) {
 	asked := errs.Bytes(h.Size)
 	if err := Exportable(op, t, h.Asked, h.Imported, h.Size); err != nil {
 		return s, err
@@ -43,7 +49,7 @@ func (h *Handle) export(op string, t driver.HandleTypes) (s driver.ShareableHand
 		return s, err
 	}
 	defer h.Done()
-	if !h.share() {
+	if !h.share(to) {
 		return s, errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: asked + " with what an earlier owner left in them",
 			Hint: "export memory of your own: what a pool recycles is never exported"})
 	}
@@ -87,23 +93,41 @@ func Exportable(op string, by driver.HandleTypes, asked driver.AllocationProp, i
 	return errs.New(f)
 }
 
-// The states of memory that matter to sharing.
+// The states of memory that matter to sharing, in the order in which one replaces another.
 const (
 	private int32 = iota
-	// stale memory may hold what an earlier owner left.
-	stale
+	// followed memory is held by followers of publications alone, which give it back.
+	followed
 	// exported memory may be held by others for ever.
 	exported
+	// stale memory may hold what an earlier owner left. It is never exported, and exported memory
+	// never becomes stale.
+	stale
 )
 
-// share marks the memory as exported, unless it is stale.
-func (h *Handle) share() bool {
-	return h.sharing.CompareAndSwap(private, exported) || h.sharing.Load() == exported
+// share marks the memory as followed or exported, unless it is stale.
+func (h *Handle) share(to int32) bool {
+	for {
+		switch now := h.sharing.Load(); {
+		case now == stale:
+			return false
+		case now >= to || h.sharing.CompareAndSwap(now, to):
+			return true
+		}
+	}
 }
 
 // Exported reports whether the memory was ever exported, or is imported. Another
 // process may hold it, so no cache and no pool gives it to another owner.
-func (h *Handle) Exported() bool { return h.Imported || h.sharing.Load() == exported }
+func (h *Handle) Exported() bool { return h.Imported || shared(h.sharing.Load()) }
+
+func shared(state int32) bool { return state == followed || state == exported }
+
+// Followed reports whether the memory was exported to followers alone.
+func (h *Handle) Followed() bool { return h.sharing.Load() == followed }
+
+// Unfollowed notes that followers to which the memory was exported are not told any more.
+func (h *Handle) Unfollowed() { h.sharing.CompareAndSwap(followed, exported) }
 
 // Recycle is what a cache or a pool calls when the memory goes to another owner
 // as it is. False means that another process may hold the memory: it must be

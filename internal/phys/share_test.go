@@ -120,3 +120,38 @@ func TestMemoryOfAnEarlierOwnerIsNotExported(t *testing.T) {
 	require.ErrorContains(t, err, "earlier owner")
 	require.False(t, h.Exported())
 }
+
+// Memory that followers alone have counts as theirs until anything else exports it, or they are
+// not told any more. A pool takes none of it.
+func TestWhatMakesMemoryFollowed(t *testing.T) {
+	_, _, sys := open(t)
+	follow := func(h *phys.Handle) {
+		fd, err := h.ExportFollowed("test")
+		require.NoError(t, err)
+		require.NoError(t, os.NewFile(uintptr(fd), "followed").Close())
+	}
+	for name, c := range map[string]struct {
+		after    func(h *phys.Handle)
+		followed bool
+	}{
+		"nothing":         {func(*phys.Handle) {}, true},
+		"followed again":  {follow, true},
+		"an export":       {func(h *phys.Handle) { require.NoError(t, exported(t, h).Close()); follow(h) }, false},
+		"no one is told":  {(*phys.Handle).Unfollowed, false},
+		"it comes anew":   {func(h *phys.Handle) { swap(t, sys, h); require.False(t, h.Exported()) }, false},
+		"and is followed": {func(h *phys.Handle) { swap(t, sys, h); follow(h) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := createShareable(t, sys)
+			defer released(t, h)
+			h.Unfollowed()
+			require.False(t, h.Exported())
+			follow(h)
+			require.True(t, h.Followed())
+			require.True(t, h.Exported())
+			c.after(h)
+			require.Equal(t, c.followed, h.Followed())
+			require.Equal(t, name == "it comes anew", h.Recycle())
+		})
+	}
+}

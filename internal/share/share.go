@@ -11,11 +11,13 @@
 package share
 
 import (
+	"context"
 	"errors"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/phys"
+	"github.com/cuvmm/cuvmm/internal/suspend"
 )
 
 // Memory is the inner state of a vmm.Buffer. All methods are safe for
@@ -54,6 +56,11 @@ type Memory interface {
 	// the driver refuses is one of the System's leftovers.
 	Abandon(op string, cause error) error
 
+	// Leave tells those who registered the buffer's addresses elsewhere that its memory goes,
+	// of a buffer of imported memory. back tells those that were told that there is memory
+	// again. An error is one's refusal.
+	Leave(ctx context.Context) (back func(), err error)
+
 	// Own turns a buffer that follows a publication into an ordinary one: its user sets
 	// the length, and it grows with memory of this process's own.
 	// It must have been imported for writing (cuda.ErrNotPermitted).
@@ -71,6 +78,9 @@ type Hold interface {
 	// Cover changes the held part to the chunks of the first n bytes, all of
 	// which must be in use. It makes no driver call.
 	Cover(op string, n uint64) error
+	// RecallBy has the memory be suspended, for which the publication then tells its followers.
+	// Otherwise it is refused (cuda.ErrInUse).
+	RecallBy(p suspend.Publication)
 	// Begin begins a change of the buffer. It waits for a running change, which may
 	// wait for the GPU.
 	Begin(op string) (Shrinking, error)

@@ -98,7 +98,14 @@ func (s *Suspension) out(ctx context.Context, op string, wait func(*plan) error)
 				return err
 			}
 		}
+		late, err := s.recall(ctx, op)
+		if err != nil {
+			return err
+		}
 		p = newPlan(places)
+		for _, c := range p.chunks {
+			c.late = late[c.h]
+		}
 		for _, r := range p.ranges {
 			if err := r.maps[0].Range.Pause(op, r.maps, p.byName[r.maps[0].Memory].first.sleep); err != nil {
 				return err
@@ -206,6 +213,8 @@ func (s *Suspension) account() uint64 {
 		case c.owed != nil:
 			// Its error has an address of the chunk.
 			return false, reason{"owed", fmt.Sprintf("the driver refused, and is asked again: %v", c.owed)}
+		case c.late != "":
+			return false, reason{c.late, c.late}
 		}
 		return true, reason{}
 	})

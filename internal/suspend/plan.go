@@ -31,6 +31,8 @@ type chunk struct {
 	off   uint64 // where in it
 	// at is the mapping through which the bytes are copied, or filled.
 	at *vrange.Mapping
+	// late names the follower in another process that still has the memory. It goes all the same.
+	late string
 	// given: the memory is unmapped, and given back as far as the driver takes it.
 	given bool
 	// owed: the driver refused to unmap or to release it, which the System's leftovers try
@@ -72,6 +74,8 @@ type plan struct {
 	chunks []*chunk // each once, in the order of the members and their addresses
 	byName map[*phys.Handle]*chunk
 	ranges []stretch // all mappings
+	// published are counts that publications have of the memory, and give up before it goes.
+	published map[*phys.Handle]int64
 }
 
 // stretch is mappings of one range, in order, that driver calls can take together.
@@ -129,20 +133,20 @@ func newPlan(places []*place) *plan {
 }
 
 // decide says which chunks stay: a chunk goes if the named members hold all its counts, no
-// other process can have it, and nothing else of this one uses it. own is how many counts the
-// caller has of each.
+// other process can have it but followers, and nothing else of this one uses it. own is how many
+// counts the caller has of each.
 func (p *plan) decide(own int64) {
 	others := map[*phys.Handle]bool{}
 	for _, c := range p.chunks {
 		mapped, named := int64(c.h.Mappings.Load()), int64(len(c.maps))
 		switch {
 		case c.stays != "":
-		case c.h.Exported():
+		case c.h.Exported() && !c.h.Followed():
 			c.stays = "it was exported, so that another process may have it"
 		case mapped > named:
 			c.stays = "it is mapped elsewhere"
 			others[c.h] = true
-		case c.h.Owners() > named+own:
+		case c.h.Owners() > named+own+p.published[c.h]:
 			c.stays = "an Allocation, or a descriptor that is being made, holds it"
 		}
 	}
@@ -303,9 +307,20 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 		if err := m.Begin(op, func() {}); err != nil { // it changes nothing
 			return Report{}, err
 		}
+		if err := mayRecall(op, m); err != nil {
+			return Report{}, err
+		}
 		places = append(places, &place{m: m})
 	}
 	p := newPlan(places)
+	p.published = map[*phys.Handle]int64{}
+	for _, at := range places {
+		for _, shown := range publicationsOf(at.m) {
+			for _, h := range shown.Memory() {
+				p.published[h]++
+			}
+		}
+	}
 	p.decide(0)
 	r := report(places, p.chunks, func(c *chunk) (bool, reason) { return c.stays == "", reason{c.stays, c.stays} })
 	if o.Keep {

@@ -35,31 +35,42 @@ func (b *Status) AddRegistrant(r *Registrant) (remove func()) {
 	}
 }
 
-func (p *place) registrants() []*Registrant {
-	told := &p.m.Status().told
-	told.mu.Lock()
-	defer told.mu.Unlock()
-	return slices.Clone(told.all)
+func (b *Status) registrants() []*Registrant {
+	b.told.mu.Lock()
+	defer b.told.mu.Unlock()
+	return slices.Clone(b.told.all)
+}
+
+// Leave tells the registrants that memory goes. It returns those that were told, which are told of
+// its return, also if one fails.
+func (b *Status) Leave(ctx context.Context) (left []*Registrant, err error) {
+	for _, r := range b.registrants() {
+		if err := r.Leave(ctx); err != nil {
+			return left, err
+		}
+		left = append(left, r)
+	}
+	return left, nil
 }
 
 // tellLeaving tells the registrants of the members that memory goes. Those that were told are told of
 // its return if one fails, and if the suspension is undone later.
-func (s *Suspension) tellLeaving(ctx context.Context) error {
+func (s *Suspension) tellLeaving(ctx context.Context) (err error) {
 	for _, p := range s.asked {
-		for _, r := range p.registrants() {
-			if err := r.Leave(ctx); err != nil {
-				return err
-			}
-			p.left = append(p.left, r)
+		if p.left, err = p.m.Status().Leave(ctx); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// tellBack tells the registrants that a member left that it is awake.
+// tellBack tells the registrants that a member left, and then those who follow it, that it is awake.
 func (p *place) tellBack() {
 	for _, r := range p.left {
 		r.Back()
 	}
-	p.left = nil
+	for _, shown := range p.recalled {
+		shown.Show()
+	}
+	p.left, p.recalled = nil, nil
 }

@@ -3,6 +3,7 @@
 // one operation on several of them, because they may share chunks.
 //
 // state.go has what a member permits when, plan.go which chunks go, out.go and in.go the steps,
+// publication.go and registrant.go who else is told,
 // lane.go and copies.go how driver calls go beside copies, and guard.go what lies under the
 // addresses meanwhile.
 package suspend
@@ -61,7 +62,10 @@ type place struct {
 	of    *Suspension
 	m     Member
 	sleep *core.Sleep
-	left  []*Registrant // that were told, and are told of the return
+	// When the member is awake again, the registrants that were told to leave are told so, and
+	// its publications are shown that were recalled.
+	left     []*Registrant
+	recalled []Publication
 }
 
 // State returns where the bytes are.

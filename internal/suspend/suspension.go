@@ -23,6 +23,8 @@ type Options struct {
 	Fill func(ctx context.Context, m Member, at driver.Ptr, n uint64) error
 	// After, if it is not nil, is called when the memory has gone.
 	After func()
+	// Followers is how long followers of the memory may take to unmap it; 0 is as long as they like.
+	Followers time.Duration
 	// Guard lays scratch memory under what has gone.
 	Guard bool
 	// Lack makes the error of a creation that the driver refused, or a budget (short): of
@@ -74,7 +76,11 @@ func newSuspension(op string, o Options, members []Member) (*Suspension, error) 
 			return nil, err
 		}
 		begun := false
-		if err := p.m.Begin(op, func() { p.step(begin); begun = true }); err != nil {
+		err := p.m.Begin(op, func() { p.step(begin); begun = true })
+		if err == nil {
+			err = mayRecall(op, p.m)
+		}
+		if err != nil {
 			if begun {
 				p.m.Step(func() { p.step(undone) })
 			}

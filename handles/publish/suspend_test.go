@@ -1,0 +1,327 @@
+//go:build linux
+
+package publish_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/vmm"
+	"github.com/stretchr/testify/require"
+)
+
+// suspend suspends the array of a publisher, all of whose memory goes.
+func (w *rewritten) suspend(t testing.TB, o vmm.SuspendOptions) *vmm.Suspension {
+	t.Helper()
+	before := w.array.Stats().Committed
+	s, err := vmm.Suspend(peertest.Context(t), o, w.array)
+	require.NoError(t, err)
+	r := s.Report()
+	require.Equal(t, before, r.Asked)
+	require.Equal(t, before, r.Given, "%+v", r)
+	require.NoError(t, s.Released().Wait(peertest.Context(t)))
+	return s
+}
+
+// Published memory goes with its followers, and they have it again at their addresses.
+func TestPublishedMemorySleepsWithItsFollowers(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1_000_000)
+		ctx := peertest.Context(t)
+		k := client(t, w.path)
+		f, idle := followed(t, k, d, publish.FollowOptions{}), followed(t, client(t, w.path), d, publish.FollowOptions{ReadOnly: true})
+		s := stream(t, d)
+		require.NoError(t, f.Next(ctx, s))
+		at := f.Array().Ptr()
+		require.NoError(t, f.Release(s))
+
+		require.Eventually(t, func() bool { // once the memory was sent
+			preview, err := vmm.Preview(vmm.SuspendOptions{}, w.array)
+			return err == nil && preview.Asked > 0 && preview.Asked == preview.Given
+		}, peertest.Guard, time.Millisecond)
+		require.Equal(t, publish.Live, f.State())
+		for cycle := range uint32(3) {
+			asleep := w.suspend(t, vmm.SuspendOptions{})
+			require.Equal(t, publish.Suspended, f.State())
+			require.Equal(t, publish.Suspended, idle.State())
+			require.Zero(t, f.Len())
+			require.Zero(t, f.Array().Stats().Committed)
+			require.NoError(t, f.Err())
+			require.False(t, f.Intact(f.Generation()))
+			st := w.p.Stats()
+			require.True(t, st.Suspended)
+			require.Zero(t, st.Pinned)
+			require.ErrorIs(t, f.Next(briefly(t), s), peer.ErrTimeout, "there is nothing to show")
+
+			// Who comes meanwhile waits.
+			late := followed(t, k, d, publish.FollowOptions{})
+			require.ErrorIs(t, late.Next(briefly(t)), peer.ErrTimeout)
+			require.Equal(t, publish.Suspended, late.State())
+			opened := make(chan *vmm.Array[uint32], 1)
+			go func() {
+				a, err := publish.Open[uint32](ctx, k, d, "numbers", handles.ImportOptions{})
+				if err != nil {
+					t.Error(err)
+				}
+				opened <- a
+			}()
+
+			next := make(chan error, 1)
+			go func() { next <- f.Next(ctx, s) }()
+			require.NoError(t, asleep.Resume(ctx))
+			require.NoError(t, <-next)
+			require.NoError(t, late.Next(ctx))
+			for _, f := range []*publish.Follower[uint32]{f, late} {
+				require.Equal(t, publish.Live, f.State())
+				require.Equal(t, w.p.Stats().Generation, f.Generation())
+				require.True(t, f.Intact(f.Generation()))
+				version, err := versionOf(elementsOf(t, f.Array(), s))
+				require.NoError(t, err)
+				require.Equal(t, cycle+1, version)
+			}
+			require.Equal(t, at, f.Array().Ptr())
+			require.False(t, w.p.Stats().Suspended)
+			require.NoError(t, late.Release())
+			require.NoError(t, f.Release(s))
+			a := <-opened
+			require.Equal(t, w.array.Len(), a.Len())
+			require.NoError(t, a.Close())
+			// It goes on as before.
+			require.NoError(t, w.next(ctx, publish.RewriteOptions{}, w.writer))
+			require.NoError(t, f.Next(ctx, s))
+			require.NoError(t, f.Release(s))
+		}
+		require.NoError(t, idle.Next(ctx))
+		require.NoError(t, w.p.Settle(ctx))
+	})
+}
+
+// While the publisher suspends and resumes, readers that do what the documents say see whole
+// versions, one after the other, and need to know nothing of it.
+func TestReadersOfMemoryThatSleeps(t *testing.T) {
+	const versions = 20
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 600_000)
+		ctx := peertest.Context(t)
+		var reads sync.WaitGroup
+		defer reads.Wait()
+		for name, read := range reading {
+			f := followed(t, client(t, w.path), d, publish.FollowOptions{ReadOnly: true})
+			on := []*cuda.Stream{stream(t, d), stream(t, d)}
+			reads.Go(func() {
+				for last := uint32(0); last < versions; {
+					got, err := read(ctx, f, on)
+					version, mixed := versionOf(got)
+					if err = errors.Join(err, mixed); err != nil || version < last {
+						t.Errorf("%s: version %d after %d: %v", name, version, last, err)
+						return
+					}
+					last = version
+				}
+				if err := errors.Join(f.Release(on...), f.Release()); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		for w.version < versions {
+			require.NoError(t, w.next(ctx, publish.RewriteOptions{}, w.writer))
+			require.NoError(t, w.suspend(t, vmm.SuspendOptions{}).Resume(ctx))
+		}
+	})
+}
+
+// What a publication and a suspension refuse of each other.
+func TestWhatASuspendedPublicationPermits(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1000)
+		ctx := peertest.Context(t)
+		f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+		require.NoError(t, f.Next(ctx))
+		_, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, f.Array())
+		require.ErrorIs(t, err, cuda.ErrNotSupported)
+		_, err = vmm.Suspend(ctx, vmm.SuspendOptions{ExcludeAfter: -1}, w.array)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+
+		require.NoError(t, f.Release())
+		require.NoError(t, w.p.Rewrite(ctx, publish.RewriteOptions{}))
+		for _, try := range []func() error{
+			func() error { _, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, w.array); return err },
+			func() error { _, err := vmm.Preview(vmm.SuspendOptions{}, w.array); return err },
+		} {
+			err := try()
+			require.ErrorIs(t, err, cuda.ErrInUse)
+			require.ErrorContains(t, err, "Announce ends that")
+		}
+		require.NoError(t, w.announce(w.writer))
+
+		asleep := w.suspend(t, vmm.SuspendOptions{})
+		for name, try := range map[string]func() error{
+			"Announce":      func() error { return w.p.Announce(ctx, 1000) },
+			"AnnounceRange": func() error { return w.p.AnnounceRange(ctx, 0, 1000) },
+			"Shrink":        func() error { return w.p.Shrink(10) },
+			"Rewrite":       func() error { return w.p.Rewrite(ctx, publish.RewriteOptions{}) },
+			"Array":         func() error { _, err := publish.Array(w.server, "again", w.array); return err },
+			"Suspend":       func() error { _, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, w.array); return err },
+		} {
+			err := try()
+			require.ErrorIs(t, err, cuda.ErrSuspended, name)
+			require.ErrorContains(t, err, "Resume", name)
+		}
+		require.ErrorIs(t, w.array.Close(), cuda.ErrInUse)
+		require.NoError(t, w.p.Settle(ctx))
+		require.NoError(t, w.array.Resize(nil, 500), "memory that sleeps can be made shorter")
+		require.NoError(t, asleep.Resume(ctx))
+		require.NoError(t, f.Next(ctx))
+		require.Equal(t, 500, f.Len())
+		require.NoError(t, f.Release())
+
+		w.suspend(t, vmm.SuspendOptions{})
+		require.NoError(t, w.p.Withdraw())
+		require.ErrorIs(t, f.Next(ctx), publish.ErrWithdrawn)
+		require.NotErrorIs(t, f.Err(), publish.ErrUnfinished)
+	})
+}
+
+// A follower that reads is waited for within the context. Then nothing has changed but the number
+// of the generation.
+func TestSuspendWaitsForReaders(t *testing.T) {
+	h := newHolder(t)
+	_, err := vmm.Suspend(briefly(t), vmm.SuspendOptions{}, h.array)
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	require.ErrorContains(t, err, "1 follower")
+	require.ErrorContains(t, err, "vmm.SuspendOptions.ExcludeAfter")
+	require.True(t, h.f.Intact(1))
+	require.False(t, h.p.Stats().Suspended)
+	require.NoError(t, h.f.Release(h.reader))
+	over := make(chan error, 1)
+	go func() {
+		s, err := vmm.Suspend(peertest.Context(t), vmm.SuspendOptions{}, h.array)
+		if err == nil {
+			err = s.Resume(peertest.Context(t))
+		}
+		over <- err
+	}()
+	select {
+	case err := <-over:
+		t.Fatalf("%v, while the work is not done", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	h.goOn()
+	require.NoError(t, <-over)
+	require.NoError(t, h.f.Next(peertest.Context(t), h.reader))
+}
+
+// A follower that is late is excluded, and named with the memory that it keeps. It reads on what
+// was there, whatever the publisher does with the new memory.
+func TestLateFollowersKeepWhatTheyRead(t *testing.T) {
+	h := newHolder(t)
+	ctx := peertest.Context(t)
+	quick := followed(t, client(t, h.path), h.d, publish.FollowOptions{})
+	require.NoError(t, quick.Next(ctx))
+	require.NoError(t, quick.Release())
+	// The driver waits for the device's work when it unmaps, so the follower's work is done before.
+	h.goOn()
+	require.NoError(t, h.reader.Synchronize())
+	s, err := vmm.Suspend(ctx, vmm.SuspendOptions{ExcludeAfter: 20 * time.Millisecond}, h.array)
+	require.NoError(t, err)
+	r := s.Report()
+	require.Equal(t, r.Asked, r.Held)
+	require.Len(t, r.Memory[0].Rest, 1)
+	require.Equal(t, r.Held, r.Memory[0].Rest[0].Bytes)
+	require.Contains(t, r.Memory[0].Rest[0].Why, `which follows publication "numbers"`)
+	require.Zero(t, h.array.Stats().Committed-h.array.Stats().Suspended)
+	require.NoError(t, s.Released().Wait(ctx))
+	require.Eventually(t, func() bool { return h.f.Err() != nil }, peertest.Guard, time.Millisecond)
+	require.ErrorIs(t, h.f.Err(), publish.ErrExcluded)
+
+	require.NoError(t, s.Resume(ctx))
+	require.NoError(t, h.next(ctx, publish.RewriteOptions{}, h.writer))
+	for quick.Generation() < h.p.Stats().Generation {
+		require.NoError(t, quick.Next(ctx))
+	}
+	version, err := versionOf(elementsOf(t, quick.Array(), h.writer))
+	require.NoError(t, err)
+	require.EqualValues(t, 2, version)
+	version, err = versionOf(elementsOf(t, h.f.Array(), h.writer))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, version)
+}
+
+// Who registered a follower's addresses elsewhere may refuse that they go, and is told when they
+// have memory again.
+func TestAFollowerRefuses(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1000)
+		ctx := peertest.Context(t)
+		f, other := followed(t, client(t, w.path), d, publish.FollowOptions{}), followed(t, client(t, w.path), d, publish.FollowOptions{})
+		for _, f := range []*publish.Follower[uint32]{f, other} {
+			require.NoError(t, f.Next(ctx))
+			require.NoError(t, f.Release())
+		}
+		var mu sync.Mutex
+		refuses := errors.New("in a collective")
+		var calls []string
+		call := func(what string) error {
+			mu.Lock()
+			defer mu.Unlock()
+			calls = append(calls, what)
+			return refuses
+		}
+		remove, err := vmm.OnSuspend(f.Array(), func(context.Context) error { return call("leave") }, func() { _ = call(fmt.Sprintf("back with %d", f.Array().Stats().Committed/mib)) })
+		require.NoError(t, err)
+		defer remove()
+		_, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, w.array)
+		require.ErrorIs(t, err, peer.ErrRefused)
+		require.ErrorContains(t, err, "in a collective")
+		require.False(t, w.p.Stats().Suspended)
+		for _, f := range []*publish.Follower[uint32]{f, other} {
+			require.NoError(t, f.Next(ctx), "the same elements, again")
+			require.Equal(t, publish.Live, f.State())
+			require.Equal(t, w.p.Stats().Generation, f.Generation())
+			version, err := versionOf(elementsOf(t, f.Array(), nil))
+			require.NoError(t, err)
+			require.EqualValues(t, 1, version)
+			require.NoError(t, f.Release())
+		}
+		require.NoError(t, w.p.Settle(ctx))
+		mu.Lock()
+		refuses = nil
+		mu.Unlock()
+		require.NoError(t, w.suspend(t, vmm.SuspendOptions{}).Resume(ctx))
+		require.NoError(t, f.Next(ctx))
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, []string{"leave", "leave", "back with 2"}, calls)
+	})
+}
+
+// A follower that says it has unmapped the memory and keeps it is not seen, but what it keeps is
+// counted outside.
+func TestAFollowerThatLies(t *testing.T) {
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	w := newRewritten(t, d, 1_000_000)
+	ctx := peertest.Context(t)
+	a, err := publish.Open[uint32](ctx, client(t, w.path), d, "numbers", handles.ImportOptions{}) // it has left, with the memory
+	require.NoError(t, err)
+	defer func() { require.NoError(t, a.Close()) }()
+	before, err := vmm.Preview(vmm.SuspendOptions{}, w.array)
+	require.NoError(t, err)
+	s := w.suspend(t, vmm.SuspendOptions{})
+	require.Equal(t, before.Outside[0].Free, s.Report().Outside[0].Free, "nothing is free")
+	require.NoError(t, s.Resume(ctx))
+	version, err := versionOf(elementsOf(t, a, nil))
+	require.NoError(t, err)
+	require.EqualValues(t, 1, version)
+}
