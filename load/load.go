@@ -133,7 +133,7 @@ func (m *Model) Load(ctx context.Context, o Options, on *cuda.Stream, parts ...P
 		it.part = i
 		items = append(items, it)
 	}
-	segments, err := arrange(op, items, parts)
+	segments, err := m.arrange(op, items, parts)
 	if err != nil {
 		return nil, err
 	}
@@ -151,7 +151,7 @@ func (m *Model) item(op string, p Part) (item, error) {
 	if p.of == nil {
 		return item{}, errZeroPart(op)
 	}
-	if i, there := m.byName[p.of.Name]; !there || &m.tensors[i] != p.of {
+	if i := p.of.index; i >= len(m.tensors) || &m.tensors[i] != p.of {
 		return item{}, errs.Invalid(op, fmt.Sprintf("a part of tensor %s of another model", errs.Words(p.of.Name)), "take parts from the model that loads them")
 	}
 	if n := p.Size(); n != p.room || n > 0 && p.at == 0 {
@@ -166,7 +166,7 @@ func (m *Model) item(op string, p Part) (item, error) {
 // bytes, and returns the memory. They are read in the order of the files, unless that of the
 // memory makes fewer copies: neighbors in memory are one copy, and to gather them is cheap. Many small
 // ones are distributed on the device.
-func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
+func (m *Model) arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 	at := func(it *item) cuda.Ptr { return parts[it.part].at }
 	segments := func(items []item) []bulk.Segment {
 		all := make([]bulk.Segment, len(items))
@@ -175,7 +175,10 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 		}
 		return bulk.Join(all, 0)
 	}
-	slices.SortStableFunc(items, func(a, b item) int { return cmp.Compare(at(&a), at(&b)) })
+	byAddress := func(a, b item) int { return cmp.Compare(at(&a), at(&b)) }
+	if !slices.IsSortedFunc(items, byAddress) {
+		slices.SortStableFunc(items, byAddress)
+	}
 	for i := 1; i < len(items); i++ {
 		if a, b := &items[i-1], &items[i]; b.bytes > 0 && at(a)+cuda.Ptr(a.bytes) > at(b) {
 			return nil, errs.Invalid(op, fmt.Sprintf("tensors %s and %s for memory that overlaps at %#x", errs.Words(a.tensor.Name), errs.Words(b.tensor.Name), uint64(at(b))),
@@ -183,8 +186,10 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 		}
 	}
 	to := segments(items)
-	byFile := slices.Clone(items)
-	slices.SortStableFunc(byFile, inFile)
+	byFile := make([]item, 0, len(items))
+	for _, i := range m.inFiles(items) {
+		byFile = append(byFile, items[i])
+	}
 	if other := segments(byFile); len(other) <= len(to) || bulk.Distributes(other) {
 		copy(items, byFile)
 		to = other
@@ -197,49 +202,57 @@ func arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
 	return to, nil
 }
 
-// inFile compares the places of items in their files.
-func inFile(a, b item) int {
-	if c := cmp.Compare(a.tensor.file.path, b.tensor.file.path); c != 0 {
-		return c
+// inFiles returns the order of items in the files, by their indexes. It counts how many each tensor has: a
+// sort of 100,000 takes longer than to load them.
+func (m *Model) inFiles(items []item) []int {
+	next := make([]int, len(m.tensors)+1) // where the next item of a tensor goes
+	for i := range items {
+		next[items[i].tensor.index+1]++
 	}
-	return cmp.Compare(a.offset, b.offset)
+	for i := range m.tensors {
+		next[i+1] += next[i]
+	}
+	order := make([]int, len(items))
+	for i := range items {
+		t := items[i].tensor.index
+		order[next[t]] = i
+		next[t]++
+	}
+	for start, t := 0, 0; t < len(m.tensors); t++ { // next is where the items of the one behind begin
+		blocks := order[start:next[t]]
+		slices.SortStableFunc(blocks, func(a, b int) int { return cmp.Compare(items[a].offset, items[b].offset) })
+		start = next[t]
+	}
+	return order
 }
 
 // spread returns the memory that items of a layout go to, which are in its order. If they are many
 // small ones in another order than the files', it puts them in that, each with the gap behind it, since
 // the device distributes them faster than they are gathered from all over a file.
-func spread(items []item, at cuda.Ptr, bytes int) []bulk.Segment {
+func (m *Model) spread(items []item, at cuda.Ptr, bytes int) ([]item, []bulk.Segment) {
 	whole := []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(bytes)}}
-	if slices.IsSortedFunc(items, inFile) {
-		return whole
+	order := m.inFiles(items)
+	if slices.IsSorted(order) {
+		return items, whole
 	}
-	type unit struct {
-		item
-		from, to int64 // in the layout
-	}
-	units := make([]unit, len(items))
-	for i, it := range items {
-		units[i] = unit{it, it.start, int64(bytes)}
-		if i > 0 {
-			units[i-1].to = it.start
+	all, moved, start := make([]bulk.Segment, len(items)), make([]item, len(items)), int64(0)
+	for k, i := range order {
+		from, to := items[i].start, int64(bytes)
+		if i == 0 {
+			from = 0
 		}
-	}
-	units[0].from = 0
-	slices.SortStableFunc(units, func(a, b unit) int { return inFile(a.item, b.item) })
-	all := make([]bulk.Segment, len(units))
-	for i, u := range units {
-		all[i] = bulk.Segment{Ptr: driver.Ptr(at) + driver.Ptr(u.from), Bytes: uint64(u.to - u.from)}
+		if i+1 < len(items) {
+			to = items[i+1].start
+		}
+		all[k] = bulk.Segment{Ptr: driver.Ptr(at) + driver.Ptr(from), Bytes: uint64(to - from)}
+		moved[k] = items[i]
+		moved[k].start += start - from
+		start += to - from
 	}
 	if !bulk.Distributes(all) {
-		return whole
+		return items, whole
 	}
-	start := int64(0)
-	for i, u := range units {
-		items[i] = u.item
-		items[i].start = start + u.start - u.from
-		start += u.to - u.from
-	}
-	return all
+	return moved, all
 }
 
 // LoadAll loads the tensors of a layout, which Model.Layout returned or which is another one of
@@ -261,7 +274,7 @@ func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *hand
 			Asked: fmt.Sprintf("a layout of %s for %s of memory at %#x", errs.Bytes(l.Bytes), errs.Bytes(bytes), uint64(at)), Hint: "pass memory of Manifest.Bytes bytes"})
 	}
 	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
-	to := spread(items, at, l.Bytes)
+	items, to := m.spread(items, at, l.Bytes)
 	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: to}
 	err = in.run(ctx, o, on, func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
 	if err != nil {

@@ -44,7 +44,8 @@ type file struct {
 // tensor is a tensor of a model. Its offset counts from the start of its file.
 type tensor struct {
 	handles.Tensor
-	file *file
+	file  *file
+	index int // in Model.tensors
 }
 
 // Tensor is a tensor of a Model. Its Offset counts from the start of File.
@@ -73,7 +74,7 @@ func OpenSafetensors(path string) (*Model, error) {
 		return nil, errors.Join(err, m.Close())
 	}
 	for i := range m.tensors {
-		m.byName[m.tensors[i].Name] = i
+		m.tensors[i].index, m.byName[m.tensors[i].Name] = i, i
 	}
 	return m, nil
 }
@@ -120,7 +121,7 @@ func (m *Model) open(op, path string) ([]tensor, error) {
 	}
 	tensors := make([]tensor, len(h.tensors))
 	for i, t := range h.tensors {
-		tensors[i] = tensor{t, f}
+		tensors[i] = tensor{Tensor: t, file: f}
 	}
 	return tensors, nil
 }

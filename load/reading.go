@@ -37,7 +37,7 @@ type item struct {
 
 // want is the digest that the file declares of the item's bytes, or empty.
 func (it *item) want() string {
-	if it.bytes != int64(it.tensor.Size()) {
+	if it.tensor.Digest == "" || it.bytes != int64(it.tensor.Size()) {
 		return ""
 	}
 	return it.tensor.Digest

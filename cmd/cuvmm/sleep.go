@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/cuvmm/cuvmm/inspect/serve"
@@ -143,6 +144,9 @@ func carryOut(args []string, out io.Writer, h host) (err error) {
 	wait, noWait := time.ParseDuration(args[3])
 	if err := errors.Join(notNumber, noTime, noWait); err != nil {
 		return err
+	}
+	if other, err := os.FindProcess(pid); err != nil || errors.Is(other.Signal(syscall.Signal(0)), os.ErrProcessDone) {
+		return fmt.Errorf("there is no process %d: cuvmm top lists those that offer a socket", pid)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), wait)
 	defer cancel()

@@ -377,6 +377,8 @@ func TestSleepIsRefusedToOthers(t *testing.T) {
 		{[]string{"sleep", "-timeout", "0s", "1"}, exitUsage, "-timeout 0s"},
 		{[]string{"sleep", "-wait", "0s", "1"}, exitUsage, "-wait 0s"},
 		{[]string{"sleep", "-driver", "x", "1"}, exitUsage, `-driver "x"`},
+		{[]string{"sleep", "2147483647"}, exitFailed, "there is no process 2147483647: cuvmm top lists those that offer a socket"},
+		{[]string{"wake", "2147483647"}, exitFailed, "there is no process 2147483647"},
 		{[]string{"sleep", "1"}, exitFailed, "process 1 offers 0 sockets to this user: have it call serve.OfferSleep, once"},
 		{[]string{"sleep", strconv.Itoa(os.Getpid())}, exitFailed, "only GET, unless the program has called serve.OfferSleep"},
 	} {

@@ -65,12 +65,12 @@ func newWorld(t *testing.T, d *cuda.Device, streams int) *world {
 		w.streams = append(w.streams, s)
 	}
 	t.Cleanup(func() {
+		defer func() { sys = before }()
 		require.NoError(t, w.e.pool.Check())
 		require.NoError(t, closePool(h))
 		for _, s := range w.streams {
 			require.NoError(t, s.Close())
 		}
-		sys = before
 	})
 	return w
 }
@@ -175,6 +175,7 @@ func TestTheCacheShowsInNothing(t *testing.T) {
 			w.free(b)
 			require.NoError(t, plain.Free(twins[i]))
 		}
+		w.free(w.alloc(5000, 0)) // gets what the cache may not have had
 		before := centries()
 		for range 100 {
 			w.free(w.alloc(5000, 0))
@@ -298,9 +299,14 @@ func TestACapturingStreamGetsNothingCached(t *testing.T) {
 		})
 		require.NoError(t, err)
 		require.NoError(t, g.Close())
-		again := w.alloc(900, 0)
-		require.Equal(t, b.ptr, again.ptr)
-		w.free(again)
+		var all []block
+		for len(all) == 0 || all[len(all)-1].ptr != b.ptr {
+			require.Less(t, len(all), 100, "the block that was freed meanwhile is served again")
+			all = append(all, w.alloc(900, 0))
+		}
+		for _, b := range all {
+			w.free(b)
+		}
 	})
 }
 

@@ -131,7 +131,7 @@ func (a *api) tell(c driver.Call, pid int32, timeout uint32) (driver.ProcessStat
 	m.mu.Lock()
 	if err != nil {
 		m.explain(c, "process %d is not on this machine, or not initialized: %v", pid, err)
-		return 0, driver.InvalidValue
+		return 0, driver.OperatingSystem
 	}
 	return answer.State, driver.Result(answer.Result)
 }

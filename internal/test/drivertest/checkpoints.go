@@ -106,8 +106,8 @@ var checkpointed = []Case{
 		},
 	},
 	{
-		Name:  "‡ cuCheckpointProcessGetState of a process at each step, and after its end",
-		Says:  "running (0), locked (1), checkpointed (2), locked (1), running (0); INVALID_VALUE",
+		Name:  "cuCheckpointProcessGetState of a process at each step, and after its end",
+		Says:  "running (0), locked (1), checkpointed (2), locked (1), running (0); OPERATING_SYSTEM",
 		Needs: needs(together),
 		Run: func(t *T) {
 			c, size := t.sleeper(sleeper{})
@@ -131,11 +131,11 @@ var checkpointed = []Case{
 			}
 			t.intact(c, size)
 			_, r := t.D.CheckpointProcessGetState(pid)
-			t.returns(driver.InvalidValue, r, "the state after its end")
+			t.returns(driver.OperatingSystem, r, "the state after its end")
 		},
 	},
 	{
-		Name:  "‡ the calls for checkpoints out of their order",
+		Name:  "the calls for checkpoints out of their order",
 		Says:  "ILLEGAL_STATE, and nothing changes",
 		Needs: needs(together),
 		Run: func(t *T) {
