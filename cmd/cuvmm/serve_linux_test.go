@@ -182,6 +182,53 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	second.end(t)
 }
 
+// A policy is read again when its file changes, and one with a mistake changes nothing.
+func TestServeObeysAPolicy(t *testing.T) {
+	file := t.TempDir() + "/policy.json"
+	own := strconv.Itoa(os.Geteuid())
+	says := func(text string) {
+		require.NoError(t, os.WriteFile(file+".new", []byte(text), 0o600))
+		require.NoError(t, os.Rename(file+".new", file))
+	}
+	says(`{"rules": [{"users": ["` + own + `"], "access": "read"}]}`)
+	c := serving(t, t.TempDir(), "-policy", file)
+	ctx := peertest.Context(t)
+	k, err := broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	info, err := os.Stat(filepath.Dir(c.path))
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o711), info.Mode().Perm(), "others reach the socket")
+	create := func(bytes int) error {
+		w, err := k.Create(ctx, c.sys.Devices()[0], "w", broker.CreateOptions{Bytes: bytes})
+		if err == nil {
+			err = w.Close()
+		}
+		return err
+	}
+	require.ErrorIs(t, create(1), cuda.ErrNotPermitted)
+	says(`{"rules": [{"users": ["` + own + `"], "access": "write", "limit": {"MiB": 4}}]}`)
+	require.Eventually(t, func() bool { return create(1) == nil }, peertest.Guard, 10*time.Millisecond)
+	require.ErrorIs(t, create(5<<20), broker.ErrLimit)
+	says(`{"rules": [`)
+	require.Eventually(t, func() bool { return strings.Contains(c.log.String(), "the one before stays") }, peertest.Guard, 10*time.Millisecond)
+	require.NoError(t, create(1))
+	started := strings.Count(c.log.String(), "the broker was started")
+	require.NoError(t, syscall.Kill(childOf(t, c.Process.Pid), syscall.SIGKILL))
+	require.Eventually(t, func() bool { return strings.Count(c.log.String(), "the broker was started") > started }, peertest.Guard, time.Millisecond)
+	require.ErrorIs(t, create(1), cuda.ErrNotPermitted, "a broker that has no policy grants nothing")
+	says(`{"rules": [{"users": ["*"], "access": "write"}]}`)
+	require.Eventually(t, func() bool { return create(1) == nil }, peertest.Guard, 10*time.Millisecond)
+	require.NoError(t, k.Close())
+	c.end(t)
+
+	says(`{"rules": [`)
+	var out, complaints bytes.Buffer
+	for _, path := range []string{file, file + "x"} {
+		require.Equal(t, exitFailed, run([]string{"serve", "-policy", path, "-socket", t.TempDir() + "/s/s"}, &out, &complaints, thisHost()))
+		require.Contains(t, complaints.String(), path)
+	}
+}
+
 // childOf returns the one child of a process.
 func childOf(t *testing.T, pid int) int {
 	text, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/task/" + strconv.Itoa(pid) + "/children")
@@ -215,7 +262,7 @@ func TestServeEndsWithoutADriver(t *testing.T) {
 }
 
 func TestServeRefusesWrongFlags(t *testing.T) {
-	for _, args := range [][]string{{"serve", "-limit", "-1"}, {"serve", "-driver", "x"}, {"serve", "more"}} {
+	for _, args := range [][]string{{"serve", "-limit", "-1"}, {"serve", "-driver", "x"}, {"serve", "more"}, {"serve", "-policy", "x", "-limit-per-user", "1"}} {
 		var out, complaints bytes.Buffer
 		require.Equal(t, exitUsage, run(args, &out, &complaints, thisHost()), args)
 	}

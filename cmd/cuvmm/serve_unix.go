@@ -21,12 +21,13 @@ import (
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 )
 
 const serveUsage = `usage: cuvmm serve [flags]
 
-Keeps GPU memory for the processes of this user, which write objects and attach them by name
-(package handles/broker). This process holds the file descriptors of all memory, and uses no GPU. It
+Keeps GPU memory for the processes of this user, or of those that a policy admits, which write objects
+and attach them by name (package handles/broker). This process holds the file descriptors of all memory, and uses no GPU. It
 starts another, the broker, which does the rest, and starts it again whenever it ends.
 
   SIGTERM, SIGINT   end both; memory that no process has mapped is freed
@@ -35,7 +36,10 @@ starts another, the broker, which does the rest, and starts it again whenever it
                     closes no descriptor
 
 A service manager may pass a listening socket of type SOCK_SEQPACKET (LISTEN_FDS=1); otherwise one
-is made, in a directory that only this user may enter.
+is made, in a directory that only this user may enter, or, with a policy, all users.
+
+A policy is a file that says who may do what (docs/broker.md). It is read again when it changes; one with
+a mistake is logged, and the one before stays in force.
 
 Flags:
 `
@@ -49,34 +53,59 @@ const socketVariable = "CUVMM_KEEPER_SOCKET"
 
 // brokerFlags are the flags of serve that the broker gets.
 type brokerFlags struct {
-	driver      *string
-	limit, each *int
-	returning   *time.Duration
+	driver, policy *string
+	limit, each    *int
+	returning      *time.Duration
 }
 
 func newBrokerFlags(f *flag.FlagSet) brokerFlags {
 	return brokerFlags{
 		driver:    driverFlag(f),
 		limit:     f.Int("limit", 0, "the most `MiB` of all objects; 0 for no limit"),
-		each:      f.Int("limit-per-user", 0, "the most `MiB` of the objects of a user; 0 for no limit"),
+		policy:    f.String("policy", "", "the policy's `file`; without it every process of this user may do everything"),
+		each:      f.Int("limit-per-user", 0, "the most `MiB` of the objects of a user, without a policy; 0 for no limit"),
 		returning: f.Duration("return", 10*time.Second, "how long the clients of an earlier broker have to come back"),
 	}
 }
 
-// options returns those of the broker.
-func (b brokerFlags) options() (broker.Options, error) {
-	if *b.limit < 0 || *b.each < 0 || *b.returning < 0 {
-		return broker.Options{}, errors.New("a negative limit: use 0 for none")
+// options returns those of the broker, and its policy's file, if there is one.
+func (b brokerFlags) options() (o broker.Options, p *policyFile, err error) {
+	o = broker.Options{Limit: *b.limit << 20, Return: *b.returning}
+	switch {
+	case *b.limit < 0 || *b.each < 0 || *b.returning < 0:
+		return o, nil, errors.New("a negative limit: use 0 for none")
+	case *b.policy != "" && *b.each > 0:
+		return o, nil, errors.New("-policy and -limit-per-user exclude each other: a policy has limits")
+	case *b.policy != "":
+		p = &policyFile{path: *b.policy}
+		o.Authorize = p.authorize
+	case *b.each > 0:
+		all := broker.Grant{Access: publish.WriteAccess, Quota: broker.Quota{Bytes: *b.each << 20}}
+		o.Authorize = func(broker.Caller, string) broker.Grant { return all }
 	}
-	return broker.Options{Limit: *b.limit << 20, LimitPerUser: *b.each << 20, Return: *b.returning}, checkChoice(*b.driver)
+	return o, p, checkChoice(*b.driver)
+}
+
+// socketOptions are those of the socket: with a policy that alone says who is served.
+func (b brokerFlags) socketOptions() peer.Options {
+	if *b.policy == "" {
+		return peer.Options{}
+	}
+	return peer.Options{Shared: true, Allow: func(peer.Credentials) error { return nil }}
 }
 
 func serveObjects(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	path := f.String("socket", defaultSocket(), "the `path` of the socket")
 	flags := newBrokerFlags(f)
 	return func(_ []string, out io.Writer, h host) (int, error) {
-		if _, err := flags.options(); err != nil { // before anything is started
+		_, policy, err := flags.options()
+		if err != nil { // before anything is started
 			return exitUsage, err
+		}
+		if policy != nil {
+			if err := policy.load(); err != nil {
+				return exitFailed, err
+			}
 		}
 		if err := keep(h, *path, flags, plain{out}); err != nil {
 			return exitFailed, err
@@ -96,7 +125,7 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 		k = keeper.New()
 	}
 	defer func() { err = errors.Join(err, k.Close()) }()
-	socket, end, err := brokerSocket(h, path)
+	socket, end, err := brokerSocket(h, path, flags.socketOptions())
 	if err != nil {
 		return err
 	}
@@ -119,7 +148,7 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 	}()
 	fmt.Fprintf(out, "serving at %s\n", path)
 	err = k.Run(running, keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
-		c, err := h.child(*flags.driver, brokerRole, "-limit", strconv.Itoa(*flags.limit), "-limit-per-user", strconv.Itoa(*flags.each), "-return", flags.returning.String())
+		c, err := h.child(*flags.driver, brokerRole, "-limit", strconv.Itoa(*flags.limit), "-limit-per-user", strconv.Itoa(*flags.each), "-return", flags.returning.String(), "-policy", *flags.policy)
 		if err != nil {
 			return &exec.Cmd{Err: err}
 		}
@@ -138,7 +167,7 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 }
 
 // brokerSocket returns the listening socket, which is inherited or made, and what ends it.
-func brokerSocket(h host, path string) (f *os.File, end func() error, err error) {
+func brokerSocket(h host, path string, o peer.Options) (f *os.File, end func() error, err error) {
 	if number, there := h.env(socketVariable); there { // from the program that this one replaces
 		n, err := strconv.Atoi(number)
 		if err != nil {
@@ -152,7 +181,7 @@ func brokerSocket(h host, path string) (f *os.File, end func() error, err error)
 		f = os.NewFile(3, "the service manager's socket")
 		return f, f.Close, nil
 	}
-	l, err := peer.Listen(filepath.Dir(path), filepath.Base(path), peer.Options{})
+	l, err := peer.Listen(filepath.Dir(path), filepath.Base(path), o)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -166,18 +195,18 @@ func brokerSocket(h host, path string) (f *os.File, end func() error, err error)
 func runBroker(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	flags := newBrokerFlags(f)
 	return func(_ []string, _ io.Writer, h host) (int, error) {
-		o, err := flags.options()
+		o, policy, err := flags.options()
 		if err != nil {
 			return exitUsage, err
 		}
-		if err := serveAs(h, *flags.driver, o); err != nil {
+		if err := serveAs(h, flags, o, policy); err != nil {
 			return exitFailed, err
 		}
 		return exitOK, nil
 	}
 }
 
-func serveAs(h host, driver string, o broker.Options) (err error) {
+func serveAs(h host, flags brokerFlags, o broker.Options, policy *policyFile) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	signal.Ignore(syscall.SIGINT, syscall.SIGHUP) // a terminal sends them to both: the keeper decides
@@ -185,16 +214,23 @@ func serveAs(h host, driver string, o broker.Options) (err error) {
 	if err != nil {
 		return fmt.Errorf("%w (%s is for cuvmm serve's own use)", err, brokerRole)
 	}
-	l, err := peer.InheritListener(os.NewFile(4, "the socket"), peer.Options{})
+	l, err := peer.InheritListener(os.NewFile(4, "the socket"), flags.socketOptions())
 	if err != nil {
 		return err
 	}
-	sys, err := h.open(driver)
+	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if policy != nil {
+		if err := policy.load(); err != nil { // it serves those who have objects
+			o.Log.Error("cuvmm: the policy cannot be used; nothing is granted until it can", "error", err)
+		}
+		go policy.watch(ctx, o.Log)
+	}
+	sys, err := h.open(*flags.driver)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, sys.Close()) }()
-	o.Keeper, o.Log = keeper.NewClient(c), slog.New(slog.NewTextHandler(os.Stderr, nil))
+	o.Keeper = keeper.NewClient(c)
 	b, err := broker.New(ctx, sys, o)
 	if err != nil {
 		return err

@@ -56,6 +56,8 @@ type object struct {
 	key    keeper.Key
 	memory handles.Descriptor
 	bytes  int
+	// descriptors are those of the chunks and of the manifest, whether or not it is there yet.
+	descriptors int
 	// holders are the clients that hold it, the writer included.
 	holders map[holder]struct{}
 	// sealing: its seal is being written to the keeper, so it neither ends nor is sealed twice.
@@ -67,8 +69,8 @@ type object struct {
 // books are what a broker knows, as a machine without a keeper, a driver or clients. Its methods
 // return the objects that ended by them, whose files their caller closes, the keeper's first.
 type books struct {
-	// limit and each bound the bytes of all objects, and of one user's; 0 for no bound.
-	limit, each int
+	// limit bounds the bytes of all objects; 0 for no bound.
+	limit int
 	// last is the highest version that was given to any object.
 	last uint64
 	// returning: clients of an earlier broker may come back, so that an object without a holder may
@@ -77,8 +79,8 @@ type books struct {
 	objects   map[keeper.Key]*object
 }
 
-func newBooks(limit, each int) *books {
-	return &books{limit: limit, each: each, objects: map[keeper.Key]*object{}}
+func newBooks(limit int) *books {
+	return &books{limit: limit, objects: map[keeper.Key]*object{}}
 }
 
 // versions returns the sealed objects of a name, the newest last.
@@ -103,8 +105,9 @@ func (b *books) writers(name string) (n int) {
 }
 
 // create adds an object that h writes. A client that asks again, because it did not learn the
-// outcome, gets the same object. With alone the name must neither be there nor be written.
-func (b *books) create(op string, key keeper.Key, r record, bytes int, alone bool) (o *object, err error) {
+// outcome, gets the same object, of chunks of those sizes. With alone the name must neither be there nor be
+// written.
+func (b *books) create(op string, key keeper.Key, r record, sizes []int, alone bool, q Quota) (o *object, err error) {
 	if o := b.objects[key]; o != nil {
 		if o.Writer != r.Writer || o.State != writing || o.Name != r.Name {
 			return nil, errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "create another")
@@ -119,33 +122,42 @@ func (b *books) create(op string, key keeper.Key, r record, bytes int, alone boo
 			return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", r.Name), "wait for its writer")
 		}
 	}
-	if err := b.room(op, r.UID, bytes); err != nil {
+	bytes := 0
+	for _, n := range sizes {
+		bytes += n
+	}
+	if err := b.room(op, r.UID, bytes, len(sizes)+1, q); err != nil {
 		return nil, err
 	}
 	r.State = writing
-	o = &object{record: r, key: key, bytes: bytes, holders: map[holder]struct{}{r.Writer: {}}}
+	o = &object{record: r, key: key, bytes: bytes, descriptors: len(sizes) + 1, holders: map[holder]struct{}{r.Writer: {}}}
 	b.objects[key] = o
 	return o, nil
 }
 
-// room refuses what exceeds a bound.
-func (b *books) room(op string, uid uint32, bytes int) error {
-	all, own := 0, 0
+// room refuses an object that exceeds a bound.
+func (b *books) room(op string, uid uint32, bytes, descriptors int, q Quota) error {
+	all, own := 0, Quota{Bytes: bytes, Objects: 1, Descriptors: descriptors}
 	for _, o := range b.objects {
 		all += o.bytes
-		if o.UID == uid {
-			own += o.bytes
+		if o.UID == uid && (q.Counts == nil || q.Counts(o.Name)) {
+			own.Bytes, own.Objects, own.Descriptors = own.Bytes+o.bytes, own.Objects+1, own.Descriptors+o.descriptors
 		}
+	}
+	refused := func(asked string) error {
+		return errs.Peer(op, ErrLimit, asked, "remove objects that are not needed, and end the processes that hold them")
 	}
 	switch {
 	case len(b.objects) >= keeper.MaxEntries-1:
 		return errs.Peer(op, ErrLimit, fmt.Sprintf("%d objects", len(b.objects)+1), "remove some")
 	case b.limit > 0 && bytes > b.limit-all:
-		return errs.Peer(op, ErrLimit, fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)),
-			"remove objects that are not needed, and end the processes that hold them")
-	case b.each > 0 && bytes > b.each-own:
-		return errs.Peer(op, ErrLimit, fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own), errs.Bytes(b.each)),
-			"remove objects that are not needed, and end the processes that hold them")
+		return refused(fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)))
+	case q.Bytes > 0 && own.Bytes > q.Bytes:
+		return refused(fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own.Bytes-bytes), errs.Bytes(q.Bytes)))
+	case q.Objects > 0 && own.Objects > q.Objects:
+		return refused(fmt.Sprintf("another object of user %d, who has %d of %d", uid, own.Objects-1, q.Objects))
+	case q.Descriptors > 0 && own.Descriptors > q.Descriptors:
+		return refused(fmt.Sprintf("%s for user %d, who has %d of %d", errs.Count(descriptors, "descriptor"), uid, own.Descriptors-descriptors, q.Descriptors))
 	}
 	return nil
 }
@@ -347,7 +359,7 @@ func (b *books) restore(e *keeper.Entry) error {
 	if want := n + map[state]int{sealed: 1}[o.State]; o.State != writing && o.State != sealed || len(e.Files) != want {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
-	o.bytes = o.memory.Size()
+	o.bytes, o.descriptors = o.memory.Size(), n+1
 	o.files = &files{chunks: e.Files[:n:n]}
 	if o.State == sealed {
 		o.files.manifest = e.Files[n]

@@ -133,7 +133,7 @@ func (w *world) step() {
 		m := handles.Descriptor{Kind: handles.BufferKind, Chunks: []int{10}, Length: 10, Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
 		text, err := m.MarshalBinary()
 		require.NoError(w.t, err)
-		o, err := w.b.create("test", x.key, record{Name: x.name, Ephemeral: x.ephemeral, Writer: id(client), Memory: text}, 10, false)
+		o, err := w.b.create("test", x.key, record{Name: x.name, Ephemeral: x.ephemeral, Writer: id(client), Memory: text}, []int{10}, false, Quota{})
 		require.NoError(w.t, err)
 		o.memory, o.files = m, &files{}
 		w.kept[x.key] = o.record
@@ -201,7 +201,7 @@ func (w *world) restart() {
 			x.uncounted = true
 		}
 	}
-	w.b = newBooks(0, 0)
+	w.b = newBooks(0)
 	text, err := json.Marshal(w.last)
 	require.NoError(w.t, err)
 	require.NoError(w.t, w.b.restore(&keeper.Entry{Key: counter, Record: text}))
@@ -246,7 +246,7 @@ func (w *world) check() {
 // Random operations of clients that come, go and come back, and brokers that replace each other.
 func TestBooks(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := &world{t: t, b: newBooks(0, 0), kept: map[keeper.Key]record{}, away: map[int]bool{}, names: []string{"a", "b"}}
+		w := &world{t: t, b: newBooks(0), kept: map[keeper.Key]record{}, away: map[int]bool{}, names: []string{"a", "b"}}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			w.step()
 			for client := range 3 {

@@ -57,14 +57,12 @@ type Options struct {
 	// Keeper keeps the objects when this process ends: make it of the connection that the process
 	// has inherited (keeper.RunOptions). Nil has them end with the broker.
 	Keeper *keeper.Client
-	// Authorize returns what a client may do with objects of a name: read access is needed to attach
-	// and to list them, write access to write and to remove them. It is called on several goroutines.
-	// known is false, and the credentials are zero, for an inherited connection. Nil grants write
-	// access. A panic grants nothing and is logged.
-	Authorize func(p peer.Credentials, known bool, name string) publish.Access
-	// Limit and LimitPerUser bound the bytes of all objects, and of those that one user wrote; 0 is no
-	// bound.
-	Limit, LimitPerUser int
+	// Authorize returns what a caller may do with objects of a name, such as [Policy.Authorize]. It is called
+	// on several goroutines, with each request anew. Nil grants everything. A panic grants nothing and is
+	// logged.
+	Authorize func(c Caller, name string) Grant
+	// Limit bounds the bytes of all objects; 0 is no bound.
+	Limit int
 	// Return is how long the clients of an earlier broker have to come back, before the objects that
 	// they were writing, or alone held, end. 0 is 10 seconds.
 	Return time.Duration
@@ -84,11 +82,11 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	switch {
 	case sys == nil:
 		return nil, errs.PeerInvalid(op, "a nil System", "open one")
-	case o.Limit < 0 || o.LimitPerUser < 0 || o.Return < 0:
-		return nil, errs.PeerInvalid(op, fmt.Sprintf("limits of %d and %d bytes, and %v to return", o.Limit, o.LimitPerUser, o.Return), "use 0 for the default, or more")
+	case o.Limit < 0 || o.Return < 0:
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a limit of %d bytes, and %v to return", o.Limit, o.Return), "use 0 for the default, or more")
 	}
 	if o.Authorize == nil {
-		o.Authorize = func(peer.Credentials, bool, string) publish.Access { return publish.WriteAccess }
+		o.Authorize = func(Caller, string) Grant { return Grant{Access: publish.WriteAccess} }
 	}
 	if o.Return == 0 {
 		o.Return = 10 * time.Second
@@ -96,7 +94,7 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit, o.LimitPerUser), changed: make(chan struct{}), present: map[holder]*presence{}}
+	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit), changed: make(chan struct{}), present: map[holder]*presence{}}
 	if err := b.restore(ctx, op); err != nil {
 		return nil, err
 	}
@@ -198,7 +196,6 @@ func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 // serve runs a session.
 func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
 	s := &session{b: b, c: c, awaits: map[uint32]context.CancelFunc{}}
-	s.of, s.known = c.Peer()
 	err := b.enter()
 	if err == nil {
 		defer b.leave()
@@ -388,8 +385,8 @@ func (b *Broker) depart(h holder, sessions int) {
 	})
 }
 
-// access returns what a client may do with objects of a name.
-func (b *Broker) access(of peer.Credentials, known bool, name string) (may publish.Access) {
-	core.Hook(b.o.Log, "broker.Options.Authorize", func() { may = b.o.Authorize(of, known, name) })
-	return may
+// grant returns what a caller may do with objects of a name.
+func (b *Broker) grant(c Caller, name string) (g Grant) {
+	core.Hook(b.o.Log, "broker.Options.Authorize", func() { g = b.o.Authorize(c, name) })
+	return g
 }

@@ -7,6 +7,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -63,8 +65,8 @@ type house struct {
 	end    func()
 }
 
-func newHouse(t testing.TB, d *cuda.Device, o broker.Options) *house {
-	l, err := peer.Listen(t.TempDir()+"/sockets", "broker", peer.Options{})
+func newHouse(t testing.TB, d *cuda.Device, o broker.Options, socket ...peer.Options) *house {
+	l, err := peer.Listen(t.TempDir()+"/sockets", "broker", append(socket, peer.Options{})[0])
 	require.NoError(t, err)
 	h := &house{t: t, sys: d.System(), keeper: keeper.New(), socket: l, o: o}
 	h.start()
@@ -407,16 +409,21 @@ func TestOneLoadsAndTheOthersWait(t *testing.T) {
 
 func TestLimitsAndRights(t *testing.T) {
 	d := gputest.Software(t)
-	h := newHouse(t, d, broker.Options{Limit: 8 * mib, LimitPerUser: 6 * mib, Authorize: func(p peer.Credentials, known bool, name string) publish.Access {
+	h := newHouse(t, d, broker.Options{Limit: 8 * mib, Authorize: func(c broker.Caller, name string) broker.Grant {
+		require.True(t, c.Known)
+		require.Equal(t, os.Getpid(), c.PID)
+		require.Contains(t, c.Groups, c.GID)
 		switch name {
 		case "hidden":
-			return publish.NoAccess
+			return broker.Grant{}
 		case "theirs":
-			return publish.ReadAccess
+			return broker.Grant{Access: publish.ReadAccess}
+		case "cache":
+			return broker.Grant{Access: publish.WriteAccess, EphemeralOnly: true}
 		case "panics":
 			panic("policy")
 		}
-		return publish.WriteAccess
+		return broker.Grant{Access: publish.WriteAccess, Quota: broker.Quota{Bytes: 6 * mib, Objects: 2, Counts: func(name string) bool { return name < "c" }}}
 	}})
 	k := h.dial()
 	ctx := peertest.Context(t)
@@ -434,6 +441,14 @@ func TestLimitsAndRights(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, create("b", mib, true), broker.ErrWriting)
 	closed(t, w)
+
+	one, two := write(t, k, d, "a", mib, 1, broker.CreateOptions{}), write(t, k, d, "b", mib, 1, broker.CreateOptions{})
+	require.ErrorContains(t, create("a", mib, false), "another object of user "+strconv.Itoa(os.Geteuid())+", who has 2 of 2")
+	cached := write(t, k, d, "cache", mib, 1, broker.CreateOptions{Ephemeral: true})
+	err = create("cache", mib, false)
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	require.ErrorContains(t, err, "that is not ephemeral")
+	closed(t, one, two, cached)
 
 	require.ErrorIs(t, create("hidden", mib, false), cuda.ErrNotPermitted)
 	require.ErrorIs(t, create("theirs", mib, false), cuda.ErrNotPermitted)

@@ -50,10 +50,12 @@ type DialOptions struct {
 	ComeBack publish.ComeBack
 }
 
-// Dial connects to the broker at a socket: see [peer.Dial]. The context bounds the first connection.
-// The caller closes the client.
+// Dial connects to the broker at a socket: see [peer.Dial]. Other users may use it too ([peer.Options], Shared),
+// and a broker of this process's user or of root is trusted, unless Options.Allow says otherwise. The context
+// bounds the first connection. The caller closes the client.
 func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	const op = "broker.Dial"
+	o.Shared = true
 	back := &o.ComeBack
 	if back.First < 0 || back.Most < 0 {
 		return nil, errs.PeerInvalid(op, "a negative pause", "use 0 for the default")

@@ -24,10 +24,10 @@
 // that says that it released memory is believed, since one that lies has no more memory than it
 // could take from the driver itself.
 //
-// [Options.Authorize] decides what each client may do with each name, and Options.Limit and
-// Options.LimitPerUser bound the memory of objects. Memory counts until the object has ended and no
-// process holds it any more, so that what a killed writer's kernels may still write to is not given
-// to anyone.
+// [Options.Authorize] decides what each client may do with each name, and how much memory the objects of its
+// user may have; a [Policy] is one that an administrator writes. Memory counts until the object has ended and
+// no process holds it any more, so that what a killed writer's kernels may still write to is not given to
+// anyone. Clients of other users need a socket that they can reach: peer.Options.Shared.
 //
 // # Contexts
 //

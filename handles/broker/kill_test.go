@@ -339,30 +339,50 @@ func TestKills(t *testing.T) {
 		all[i] = start(i)
 	}
 	r := rand.New(rand.NewPCG(1, 2))
-	killed := 0
-	for range rounds() {
-		time.Sleep(time.Duration(r.IntN(60)) * time.Millisecond)
-		if r.IntN(3) == 0 {
-			if text, err := os.ReadFile(number); err == nil && len(text) > 0 {
-				pid, err := strconv.Atoi(string(text))
-				require.NoError(t, err)
-				how := []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[r.IntN(2)]
-				if syscall.Kill(pid, how) == nil {
-					killed++
-				}
-				_ = os.Remove(number) // until the next has written its own
-			}
-			continue
+	killed, brokersKilled := 0, 0
+	killBroker := func() {
+		text, err := os.ReadFile(number)
+		if err != nil || len(text) == 0 {
+			return // the next has not begun
 		}
-		i := r.IntN(clients)
+		pid, err := strconv.Atoi(string(text))
+		require.NoError(t, err)
+		how := []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM}[r.IntN(2)]
+		if syscall.Kill(pid, how) == nil {
+			brokersKilled++
+		}
+		_ = os.Remove(number) // until the next has written its own
+	}
+	killClient := func(i int) {
 		end(i, all[i], true)
 		all[i] = start(i)
+		killed++
+	}
+	for round := range rounds() {
+		time.Sleep(time.Duration(r.IntN(60)) * time.Millisecond)
+		switch {
+		case round%40 == 39: // all but the keeper, at once
+			killBroker()
+			for _, c := range all {
+				_ = c.cmd.Process.Kill()
+			}
+			for i := range all {
+				killClient(i)
+			}
+		case r.IntN(3) == 0:
+			killBroker()
+		default:
+			killClient(r.IntN(clients))
+		}
+		if round%200 == 199 { // a broker that lives long enough ends what nobody came back for
+			require.Eventually(t, func() bool { return k.Len() <= clients*8 }, peertest.Guard, 10*time.Millisecond)
+		}
 	}
 	for i, c := range all {
 		end(i, c, false)
 	}
-	t.Logf("%d brokers were killed; seeds %v, of which %v were committed", killed, seeds, least)
-	require.Positive(t, killed)
+	t.Logf("%d brokers and %d clients were killed; seeds %v, of which %v were committed", brokersKilled, killed, seeds, least)
+	require.Positive(t, brokersKilled)
 
 	sys, err := open(folder)
 	require.NoError(t, err)
@@ -415,7 +435,7 @@ func used(t testing.TB, sys *cuda.System) int {
 	return total - free
 }
 
-// rounds is how many processes are killed; CUVMM_KILL_ROUNDS says otherwise.
+// rounds is how often something is killed; CUVMM_KILL_ROUNDS says otherwise.
 func rounds() int {
 	if n, err := strconv.Atoi(os.Getenv("CUVMM_KILL_ROUNDS")); err == nil {
 		return n

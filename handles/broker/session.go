@@ -23,11 +23,10 @@ import (
 
 // session is a broker's side of a connection.
 type session struct {
-	b     *Broker
-	c     *peer.Conn
-	of    peer.Credentials
-	known bool
-	h     holder
+	b  *Broker
+	c  *peer.Conn
+	of Caller
+	h  holder
 
 	waiting sync.WaitGroup
 	mu      sync.Mutex
@@ -49,11 +48,11 @@ func (s *session) run(ctx context.Context) error {
 	if err := s.hello(ctx); err != nil {
 		return unlessGone(err)
 	}
-	var socket *sock.Conn
-	if s.known { // that of a socketpair names whoever made it
-		socket = link.Of(s.c).Socket()
+	socket, err := s.identify()
+	if err != nil {
+		return s.fail(err)
 	}
-	s.b.arrive(s.h, s.of, socket)
+	s.b.arrive(s.h, s.of.Credentials, socket)
 	defer s.b.depart(s.h, 1)
 	for {
 		m, err := s.c.Receive(ctx)
@@ -69,6 +68,17 @@ func (s *session) run(ctx context.Context) error {
 			return unlessGone(err)
 		}
 	}
+}
+
+// identify notes who the client is, and returns the socket that says so: that of a socketpair names whoever
+// made it.
+func (s *session) identify() (socket *sock.Conn, err error) {
+	if s.of.Credentials, s.of.Known = s.c.Peer(); !s.of.Known {
+		return nil, nil
+	}
+	socket = link.Of(s.c).Socket()
+	s.of.Groups, err = socket.Groups()
+	return socket, err
 }
 
 // unlessGone returns nil for the error of a client that disconnected.
@@ -124,7 +134,7 @@ func (s *session) handle(ctx context.Context, r *request) error {
 	case wire.BrokerRelease:
 		s.b.change(func() []*object { return s.b.books.release(s.h, r.key) })
 	case wire.BrokerRemove:
-		if err = s.may(op, r.name, publish.WriteAccess); err == nil {
+		if _, err = s.may(op, r.name, publish.WriteAccess); err == nil {
 			s.b.change(func() (gone []*object) {
 				gone, err = s.b.books.remove(op, r.name, r.version)
 				return gone
@@ -142,16 +152,17 @@ func (s *session) handle(ctx context.Context, r *request) error {
 
 func (s *session) send(ctx context.Context, r *reply) error { return s.c.Send(ctx, r.pack()) }
 
-// may refuses what the client may not do with a name. One that it may not read must look as if it
-// were not there.
-func (s *session) may(op, name string, want publish.Access) error {
-	switch may := s.b.access(s.of, s.known, name); {
-	case may == publish.NoAccess && want == publish.ReadAccess:
-		return errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
-	case may < want:
-		return errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("%v access to %q, where this client has %v", want, name, may), "have the broker's policy grant it")
+// may returns what the client may do with a name, or refuses what it may not. A name that it may not read
+// must look as if it were not there.
+func (s *session) may(op, name string, want publish.Access) (Grant, error) {
+	switch g := s.b.grant(s.of, name); {
+	case g.Access == publish.NoAccess && want == publish.ReadAccess:
+		return g, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
+	case g.Access < want:
+		return g, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("%v access to %q, where this client has %v", want, name, g.Access), "have the broker's policy grant it")
+	default:
+		return g, nil
 	}
-	return nil
 }
 
 // give gives the client an object to write, or one that is sealed: it says which, and sends the
@@ -212,7 +223,7 @@ func over(c *peer.Conn) bool {
 
 // attach finds a sealed object, of which the client becomes a holder.
 func (s *session) attach(op string, r *request) (*grant, error) {
-	if err := s.may(op, r.name, publish.ReadAccess); err != nil {
+	if _, err := s.may(op, r.name, publish.ReadAccess); err != nil {
 		return nil, err
 	}
 	s.b.mu.Lock()
@@ -226,8 +237,12 @@ func (s *session) attach(op string, r *request) (*grant, error) {
 
 // create makes an object that the client writes.
 func (s *session) create(op string, r *request) (*grant, error) {
-	if err := s.may(op, r.name, publish.WriteAccess); err != nil {
+	may, err := s.may(op, r.name, publish.WriteAccess)
+	if err != nil {
 		return nil, err
+	}
+	if may.EphemeralOnly && !r.ephemeral {
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "set CreateOptions.Ephemeral, or have the broker's policy grant more")
 	}
 	d, err := deviceOf(op, s.b.sys, r.device)
 	if err != nil {
@@ -237,13 +252,9 @@ func (s *session) create(op string, r *request) (*grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	size := 0
-	for _, n := range sizes {
-		size += n
-	}
 	b := s.b
 	b.mu.Lock()
-	o, err := b.books.create(op, r.key, record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}, size, r.alone)
+	o, err := b.books.create(op, r.key, record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}, sizes, r.alone, may.Quota)
 	var g *grant
 	switch {
 	case err != nil:
@@ -358,7 +369,7 @@ func (s *session) list(ctx context.Context, r *request) error {
 	all = slices.DeleteFunc(all, func(l Listing) bool {
 		seen, asked := may[l.Name]
 		if !asked {
-			seen = s.b.access(s.of, s.known, l.Name) >= publish.ReadAccess
+			seen = s.b.grant(s.of, l.Name).Access >= publish.ReadAccess
 			may[l.Name] = seen
 		}
 		return !seen
@@ -382,7 +393,7 @@ func (s *session) list(ctx context.Context, r *request) error {
 
 // await replies once a name is sealed, or nobody writes it.
 func (s *session) await(ctx context.Context, op string, r *request) error {
-	if err := s.may(op, r.name, publish.ReadAccess); err != nil {
+	if _, err := s.may(op, r.name, publish.ReadAccess); err != nil {
 		return s.send(ctx, denial(r.number, err))
 	}
 	s.mu.Lock()

@@ -16,7 +16,7 @@ import (
 )
 
 // Dial connects to the socket of a [Listener] and waits for the greetings of both
-// sides. Only its owner may enter the socket's directory (mode 0700), and the peer must
+// sides. Only its owner may enter the socket's directory (mode 0700; see Options.Shared), and the peer must
 // be a process of that user that Options.Allow admits. Only the last folder of the path
 // must not be a symbolic link. The caller closes the connection.
 func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
@@ -29,7 +29,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 		dir = "."
 	}
 	o = o.withDefaults()
-	d, err := openDir(op, filepath.Clean(dir), false)
+	d, err := openDir(op, filepath.Clean(dir), false, o.Shared)
 	if err != nil {
 		return nil, err
 	}

@@ -18,10 +18,10 @@ import (
 // locked the directory.
 func bound(t *testing.T) (path string, maker, dialer *sock.Dir, s int) {
 	path = filepath.Join(t.TempDir(), "d")
-	maker, err := sock.OpenDir(path, true)
+	maker, err := sock.OpenDir(path, 0o700)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, maker.Close()) })
-	dialer, err = sock.OpenDir(path, false)
+	dialer, err = sock.OpenDir(path, 0)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, dialer.Close()) })
 	s, err = unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
@@ -88,7 +88,7 @@ func TestDialSaysWhatItWaitedFor(t *testing.T) {
 // socket.
 func TestDialWaitEndsWithItsContext(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "d")
-	maker, err := sock.OpenDir(path, true)
+	maker, err := sock.OpenDir(path, 0o700)
 	require.NoError(t, err)
 	defer maker.Close()
 	for i := range 300 {

@@ -10,7 +10,7 @@
 //
 // The system tells each side the user and the process at the other end, and
 // [Options.Allow] decides which are admitted: by default processes of the same user. A
-// socket lies in a directory that only its owner may enter, which both sides check.
+// socket lies in a directory that only its owner may enter ([Options].Shared: may write), which both sides check.
 // Beyond that a peer is not trusted: everything that it sends is checked before use,
 // every wait for it has a limit, and a violation of the protocol ends the connection with
 // an error that both sides see. docs/protocol.md specifies the protocol, with test

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -36,7 +37,7 @@ type Listener struct {
 const maxName = 80
 
 // Listen makes a socket of that name in a directory that belongs to this process's user
-// and that only this user may enter (mode 0700). It makes the directory if there is none.
+// and that only this user may enter (mode 0700; others too with Options.Shared). It makes the directory if there is none.
 // An empty name is replaced by a random one, which [Listener.Path] returns. Listen
 // replaces a socket that a process of this user left behind when it died. Anything else of
 // that name is cuda.ErrInUse; if another process listens there, its cause is a
@@ -57,7 +58,7 @@ func Listen(dir, name string, o Options) (*Listener, error) {
 	if err != nil {
 		return nil, errs.SystemCall(op, "this process's directory", err)
 	}
-	d, err := openDir(op, dir, true)
+	d, err := openDir(op, dir, true, o.Shared)
 	if err != nil {
 		return nil, err
 	}
@@ -78,11 +79,17 @@ func checkName(op, name string) error {
 	return nil
 }
 
-// openDir opens a directory that only its owner may enter. With create it makes the
-// directory first, if there is none.
-func openDir(op, path string, create bool) (*sock.Dir, error) {
+// openDir opens a directory that only its owner may enter, or, if it is shared, that only its owner may
+// write. With create it makes the directory first, if there is none.
+func openDir(op, path string, create, shared bool) (*sock.Dir, error) {
 	asked := fmt.Sprintf("directory %q", path)
-	d, err := sock.OpenDir(path, create)
+	var make os.FileMode
+	if create {
+		if make = 0o700; shared {
+			make = 0o711
+		}
+	}
+	d, err := sock.OpenDir(path, make)
 	switch {
 	case err == nil:
 	case sock.NoDir(err):
@@ -93,7 +100,11 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 		return nil, errs.SystemCall(op, asked, err)
 	}
 	switch {
-	case d.Mode != 0o700:
+	case shared && d.Mode&0o022 != 0:
+		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users could put a socket there: use a directory that only its owner can write, such as one of mode 0711")
+	case shared && create && d.Mode&0o011 != 0o011:
+		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users cannot enter it: use a directory of mode 0711")
+	case !shared && d.Mode != 0o700:
 		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s has mode %#o", asked, uint32(d.Mode)), "other users could put a socket there: use a directory of mode 0700")
 	case create && sameUser(Credentials{UID: d.Owner}) != nil:
 		err = errs.Peer(op, ErrPeer, fmt.Sprintf("%s belongs to user %d", asked, d.Owner), "use a directory of this process's user")
@@ -107,7 +118,7 @@ func openDir(op, path string, create bool) (*sock.Dir, error) {
 
 func (l *Listener) bind(op, name string) error {
 	entry, err := l.dir.Bind(name, l.options.Timeout, func() (err error) {
-		l.l, err = sock.Listen(l.dir, name)
+		l.l, err = sock.Listen(l.dir, name, l.options.Shared)
 		return err
 	})
 	if err == nil {

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -326,6 +327,59 @@ func TestDirectoriesThatOthersCouldUse(t *testing.T) {
 	}
 	_, err = peer.Dial(t.Context(), good+"/", peer.Options{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+}
+
+// A shared socket needs a directory that others enter, and only its owner writes.
+func TestSharedDirectories(t *testing.T) {
+	peertest.NoLeak(t)
+	at := t.TempDir()
+	shared := peer.Options{Shared: true}
+	for mode, says := range map[os.FileMode]string{
+		0: "", 0o711: "", 0o755: "", 0o700: "other users cannot enter it", 0o710: "other users cannot enter it",
+		0o731: "other users could put a socket there", 0o713: "other users could put a socket there",
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			peertest.NoLeak(t)
+			dir := filepath.Join(at, strconv.Itoa(int(mode)))
+			if mode != 0 {
+				require.NoError(t, os.Mkdir(dir, 0o700))
+				require.NoError(t, os.Chmod(dir, mode))
+			}
+			l, err := peer.Listen(dir, "s", shared)
+			if says != "" {
+				require.ErrorIs(t, err, peer.ErrPeer)
+				require.ErrorContains(t, err, says)
+				if mode&0o022 != 0 {
+					_, err = peer.Dial(t.Context(), filepath.Join(dir, "s"), shared)
+					require.ErrorIs(t, err, peer.ErrPeer)
+				}
+				return
+			}
+			require.NoError(t, err)
+			defer func() { require.NoError(t, l.Close()) }()
+			info, err := os.Stat(l.Path())
+			require.NoError(t, err)
+			require.Equal(t, os.FileMode(0o666), info.Mode().Perm())
+			info, err = os.Stat(dir)
+			require.NoError(t, err)
+			require.Equal(t, max(mode, 0o711), info.Mode().Perm())
+			_, err = peer.Dial(t.Context(), l.Path(), peer.Options{})
+			require.ErrorIs(t, err, peer.ErrPeer, "who does not say that it is shared")
+			accepted := make(chan error, 1)
+			go func() {
+				c, err := l.Accept(t.Context())
+				if err == nil {
+					_, err = c.Receive(t.Context())
+					_ = c.Close()
+				}
+				accepted <- err
+			}()
+			c, err := peer.Dial(t.Context(), l.Path(), shared)
+			require.NoError(t, err)
+			require.NoError(t, c.Close())
+			require.ErrorIs(t, <-accepted, peer.ErrGone)
+		})
+	}
 }
 
 func bytesOf(n int) []byte {

@@ -31,6 +31,11 @@ type Options struct {
 	// the peer, and so does a panic, which is logged. Nil admits this process's effective user. It is not called for
 	// a socketpair, whose other end this process handed out itself.
 	Allow func(Credentials) error
+	// Shared lets processes of other users reach the socket, so that Allow alone decides who is served. Listen
+	// makes a directory that others may enter but neither list nor change (mode 0711), or takes one that others
+	// cannot write, and a socket to which everyone may connect. Dial takes such a directory, too. Nil as
+	// Allow then admits root beside this process's user.
+	Shared bool
 	// Timeout bounds how long the peer takes to greet, to finish a message that it has
 	// begun, and to read one that is sent. 0 is 10 seconds.
 	Timeout time.Duration
@@ -43,7 +48,11 @@ type Options struct {
 }
 
 func (o Options) withDefaults() Options {
-	if o.Allow == nil {
+	switch {
+	case o.Allow != nil:
+	case o.Shared:
+		o.Allow = sameUserOrRoot
+	default:
 		o.Allow = sameUser
 	}
 	if o.Timeout <= 0 {
@@ -78,4 +87,12 @@ func sameUser(c Credentials) error {
 		return fmt.Errorf("%v, but this process is of user %d", c, own)
 	}
 	return nil
+}
+
+// sameUserOrRoot admits root too, whom no directory keeps out.
+func sameUserOrRoot(c Credentials) error {
+	if c.UID == 0 {
+		return nil
+	}
+	return sameUser(c)
 }

@@ -36,7 +36,7 @@ func (k *Client) place(op string) (place, error) {
 		return place{}, errs.PeerClosed(op, "follower's client")
 	}
 	dir := filepath.Dir(k.path)
-	now, err := sock.OpenDir(dir, false)
+	now, err := sock.OpenDir(dir, 0)
 	if err != nil {
 		return place{}, errs.SystemCall(op, fmt.Sprintf("directory %q", dir), err)
 	}

@@ -38,7 +38,7 @@ func TestTheFormOfClaims(t *testing.T) {
 func TestClaims(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.Chmod(dir, 0o700))
-	folder, err := sock.OpenDir(dir, false)
+	folder, err := sock.OpenDir(dir, 0)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, folder.Close()) }()
 	at, id, ctx := place{filepath.Join(dir, "s"), folder}, identity{7}, peertest.Context(t)

@@ -147,7 +147,7 @@ func (k *Client) redial() {
 func (k *Client) metLocked() {
 	k.partLocked()
 	k.process, _ = k.now.conn.in.Socket().Process()
-	k.folder, _ = sock.OpenDir(filepath.Dir(k.path), false)
+	k.folder, _ = sock.OpenDir(filepath.Dir(k.path), 0)
 }
 
 func (k *Client) partLocked() {

@@ -114,7 +114,11 @@ const remedy = "set XDG_RUNTIME_DIR to a folder of this user that can be written
 
 // private opens a folder, and returns an error unless it is this user's alone.
 func private(folder string, create bool) (*sock.Dir, error) {
-	dir, err := sock.OpenDir(folder, create)
+	var make os.FileMode
+	if create {
+		make = 0o700
+	}
+	dir, err := sock.OpenDir(folder, make)
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		return nil, fmt.Errorf("%w: a socket in %s: mount serve.Handler instead", cuda.ErrNotSupported, folder)

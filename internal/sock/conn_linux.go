@@ -294,12 +294,18 @@ func check(s int) error {
 type Listener struct{ *net.UnixListener }
 
 // Listen makes the socket, whose name must be free.
-func Listen(d *Dir, name string) (Listener, error) {
+func Listen(d *Dir, name string, shared bool) (Listener, error) {
 	l, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: d.through(name), Net: "unixpacket"})
 	if err != nil {
 		return Listener{}, d.named(err, name)
 	}
 	l.SetUnlinkOnClose(false)
+	if shared { // a process that may not write a socket cannot connect
+		if err := os.Chmod(d.through(name), 0o666); err != nil {
+			_ = l.Close()
+			return Listener{}, err
+		}
+	}
 	return Listener{l}, nil
 }
 

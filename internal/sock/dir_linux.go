@@ -19,21 +19,29 @@ type Dir struct {
 	device, inode uint64
 }
 
-// OpenDir opens a directory that is not a symbolic link. With create it makes the
-// directory first, for its owner alone, if there is none.
-func OpenDir(path string, create bool) (*Dir, error) {
-	if create {
-		if err := unix.Mkdir(path, 0o700); err != nil && err != unix.EEXIST {
+// OpenDir opens a directory that is not a symbolic link. With a mode it makes the directory first,
+// if there is none. A directory that this process may enter and not read has no lock for it.
+func OpenDir(path string, make os.FileMode) (*Dir, error) {
+	if make != 0 {
+		err := unix.Mkdir(path, 0o700)
+		if err == nil && make != 0o700 {
+			err = unix.Chmod(path, uint32(make)) // whatever the umask is
+		}
+		if err != nil && err != unix.EEXIST {
 			return nil, &os.PathError{Op: "mkdir", Path: path, Err: err}
 		}
 	}
-	var n int
-	var err error
-	for {
-		n, err = unix.Open(path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-		if err != unix.EINTR {
-			break
+	open := func(how int) (n int, err error) {
+		for {
+			n, err = unix.Open(path, how|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+			if err != unix.EINTR {
+				return n, err
+			}
 		}
+	}
+	n, err := open(unix.O_RDONLY)
+	if errors.Is(err, unix.EACCES) {
+		n, err = open(unix.O_PATH)
 	}
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: path, Err: err}

@@ -26,6 +26,8 @@ func (c *Conn) Receive([]byte) (n int, fds []int, lost bool, err error) {
 
 func (c *Conn) Peer() (Credentials, error) { return Credentials{}, errors.ErrUnsupported }
 
+func (c *Conn) Groups() ([]uint32, error) { return nil, errors.ErrUnsupported }
+
 func (c *Conn) Ready() bool { return false }
 
 func (c *Conn) Writable() bool { return false }
@@ -49,7 +51,7 @@ func FromFile(*os.File) (*Conn, error) { return nil, errors.ErrUnsupported }
 // Listener is never made.
 type Listener struct{ *net.UnixListener }
 
-func Listen(*Dir, string) (Listener, error) { return Listener{}, errors.ErrUnsupported }
+func Listen(*Dir, string, bool) (Listener, error) { return Listener{}, errors.ErrUnsupported }
 
 func ListenerFromFile(*os.File) (Listener, error) { return Listener{}, errors.ErrUnsupported }
 
@@ -65,7 +67,7 @@ type Dir struct {
 	Mode  os.FileMode
 }
 
-func OpenDir(string, bool) (*Dir, error) { return nil, errors.ErrUnsupported }
+func OpenDir(string, os.FileMode) (*Dir, error) { return nil, errors.ErrUnsupported }
 
 func (d *Dir) Lookup(string) (Entry, error) { return Entry{}, errors.ErrUnsupported }
 

@@ -111,7 +111,7 @@ func TestTheEnd(t *testing.T) {
 func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {
 	at := t.TempDir()
 	path := filepath.Join(at, "d")
-	d, err := sock.OpenDir(path, true)
+	d, err := sock.OpenDir(path, 0o700)
 	require.NoError(t, err)
 	defer d.Close()
 	require.Equal(t, os.FileMode(0o700), d.Mode)
@@ -119,7 +119,7 @@ func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {
 	// Another directory takes its place.
 	require.NoError(t, os.Rename(path, filepath.Join(at, "away")))
 	require.NoError(t, os.Mkdir(path, 0o777))
-	l, err := sock.Listen(d, "s")
+	l, err := sock.Listen(d, "s", false)
 	require.NoError(t, err)
 	e, err := d.Lookup("s")
 	require.NoError(t, err)
@@ -147,9 +147,9 @@ func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {
 
 func TestOneHoldsTheLock(t *testing.T) {
 	path := t.TempDir()
-	a, err := sock.OpenDir(path, false)
+	a, err := sock.OpenDir(path, 0)
 	require.NoError(t, err)
-	b, err := sock.OpenDir(path, false)
+	b, err := sock.OpenDir(path, 0)
 	require.NoError(t, err)
 	defer b.Close()
 	for _, c := range []struct {

@@ -367,8 +367,12 @@ def _folder(path: str, create: bool = False) -> File:
         except OSError as e:
             raise PeerError(f"folder {path!r} cannot be made: {e.strerror}", "name one in an existing folder that this user can write to") from None
     folder = File()
+    how = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        folder.open(os.open, path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            folder.open(os.open, path, os.O_RDONLY | how)
+        except PermissionError:  # one that this process may enter and not read has no lock for it
+            folder.open(os.open, path, os.O_PATH | how)
     except FileNotFoundError:
         raise GoneError(f"folder {path!r} does not exist", "start the process that serves there, or correct the path") from None
     except OSError as e:
@@ -380,10 +384,13 @@ def _folder(path: str, create: bool = False) -> File:
     return folder
 
 
-def _owner(folder: File, path: str, own: bool) -> int:
-    """Checks that a folder is private, and returns its owner."""
+def _owner(folder: File, path: str, own: bool, shared: bool = False) -> int:
+    """Checks that a folder is private, or, if it is shared, that only its owner can write it, and returns its owner."""
     s = os.fstat(folder.number)
-    if stat.S_IMODE(s.st_mode) != 0o700:
+    if shared:
+        if s.st_mode & 0o022:
+            raise PeerError(f"folder {path!r} has mode {stat.S_IMODE(s.st_mode):#o}", "others could put a socket there: use one that only its owner can write")
+    elif stat.S_IMODE(s.st_mode) != 0o700:
         raise PeerError(f"folder {path!r} has mode {stat.S_IMODE(s.st_mode):#o}", "others could put a socket there: use one of mode 0700")
     if own and s.st_uid != os.geteuid():
         raise PeerError(f"folder {path!r} belongs to user {s.st_uid}", "use a folder of this process's user")
@@ -414,26 +421,30 @@ def _settled(folder: int, until: float) -> bool:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
             fcntl.flock(folder, fcntl.LOCK_UN)
             return True
-        except OSError:
-            if time.monotonic() >= until:
+        except OSError as e:
+            if e.errno == errno.EBADF or time.monotonic() >= until:  # no lock, or no time
                 return False
             time.sleep(0.001)
 
 
 def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, may_lose: Tuple[int, ...] = (),
-         max_files: Optional[int] = None) -> Conn:
-    """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it."""
+         max_files: Optional[int] = None, shared: bool = False) -> Conn:
+    """Connects to a socket, checks that the server belongs to the expected user (this process's by default), and greets it.
+
+    A ``shared`` socket is one that other users may reach, and root may serve it, too.
+    """
     path = absolute(path)
     until = time.monotonic() + _checked(timeout)
     folder = _folder(os.path.dirname(path))
-    owner = _owner(folder, os.path.dirname(path), False)
+    owner = _owner(folder, os.path.dirname(path), False, shared)
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     try:
         s.setblocking(False)
         _connect(s, folder.number, os.path.basename(path), path, until)
         peer = _peer(s)
         want = os.geteuid() if allow_uid is None else allow_uid
-        if peer.uid != want or peer.uid != owner:
+        trusted = (want, 0) if shared and allow_uid is None else (want,)
+        if peer.uid not in trusted or peer.uid != owner:
             raise PeerError(f"{path!r} is served by user {peer.uid}, and its folder belongs to user {owner}", f"only user {want} is accepted: pass the server's as uid")
     except BaseException:
         s.close()

@@ -342,7 +342,7 @@ class Broker(OfProcess):
 
     def _await(self, name: str, until: Optional[float]) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own."""
-        with dial(self._path, self._timeout, uid=self._uid) as ch:
+        with dial(self._path, self._timeout, uid=self._uid, shared=True) as ch:
             ch.send(*_wire.encode("join", {"client": os.urandom(16)}))
             ch.send(*_wire.encode("await", {"number": 1, "name": name}))
             try:
@@ -385,7 +385,7 @@ class Broker(OfProcess):
                 if self._channel is ch:
                     self._drop()
                 try:
-                    self._join(dial(self._path, self._timeout, uid=self._uid))
+                    self._join(dial(self._path, self._timeout, uid=self._uid, shared=True))
                     continue
                 except Error:
                     self._drop()
@@ -435,12 +435,15 @@ def _read_sealed(files: Sequence[int]) -> bytes:
 
 
 def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[int] = None, wait: bool = False) -> Broker:
-    """Connects to the broker at a socket, by default that of ``cuvmm serve``. With ``wait`` it waits for one to serve it, for ``timeout`` seconds at most."""
+    """Connects to the broker at a socket, by default that of ``cuvmm serve``. With ``wait`` it waits for one to serve it, for ``timeout`` seconds at most.
+
+    The broker must be of this process's user or of root, or else of ``uid``.
+    """
     path = os.path.abspath(path or default_socket())
     until = time.monotonic() + timeout
     while True:
         try:
-            return Broker(path, timeout, uid, dial(path, timeout, uid=uid))
+            return Broker(path, timeout, uid, dial(path, timeout, uid=uid, shared=True))
         except (GoneError, OSError, Error) as e:
             if not wait or not isinstance(e, (GoneError, FileNotFoundError, UnknownError)) or time.monotonic() > until:
                 raise

@@ -313,9 +313,12 @@ class _Withdrawn(Exception):
         self.reason = reason
 
 
-def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None) -> Channel:
-    """Connects to a process of this user, or of ``uid``, that listens for connections. ``timeout``, in seconds, limits every exchange."""
-    return Channel(_conn.dial(path, timeout, uid, _MAY_LOSE))
+def dial(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = None, shared: bool = False) -> Channel:
+    """Connects to a process of this user, or of ``uid``, that listens for connections. ``timeout``, in seconds, limits every exchange.
+
+    Other users may reach a ``shared`` socket, such as that of a broker for several, and root may serve it, too.
+    """
+    return Channel(_conn.dial(path, timeout, uid, _MAY_LOSE, shared=shared))
 
 
 def inherit(fd: int, timeout: float = _conn.TIMEOUT) -> Channel:

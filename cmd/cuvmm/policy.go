@@ -1,0 +1,77 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/broker"
+)
+
+// policyFile is a policy in a file, which is read again when that changes.
+type policyFile struct {
+	path    string
+	current atomic.Pointer[broker.Policy]
+	// read is the file as it was when it was read last.
+	read os.FileInfo
+}
+
+// reread is how often the file is looked at.
+const reread = 500 * time.Millisecond
+
+// load reads the file. After an error the policy stays as it was.
+func (p *policyFile) load() error {
+	info, err := os.Stat(p.path)
+	if err != nil {
+		return err
+	}
+	text, err := os.ReadFile(p.path)
+	if err != nil {
+		return err
+	}
+	p.read = info // also of a file that is refused: it is refused once
+	policy, err := broker.ParsePolicy(text)
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.path, err)
+	}
+	p.current.Store(policy)
+	return nil
+}
+
+// changed reports whether the file is another one than was read last.
+func (p *policyFile) changed() bool {
+	info, err := os.Stat(p.path)
+	if err != nil {
+		return false // it is being replaced
+	}
+	return p.read == nil || !os.SameFile(info, p.read) || info.Size() != p.read.Size() || !info.ModTime().Equal(p.read.ModTime())
+}
+
+// watch reads the file whenever it changes, until the context ends.
+func (p *policyFile) watch(ctx context.Context, log *slog.Logger) {
+	tick := time.NewTicker(reread)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !p.changed() {
+			continue
+		}
+		if err := p.load(); err != nil {
+			log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err)
+			continue
+		}
+		log.Info("cuvmm: the policy was read", "file", p.path)
+	}
+}
+
+// authorize is broker.Options.Authorize. Without a policy that can be used it grants nothing.
+func (p *policyFile) authorize(c broker.Caller, name string) broker.Grant {
+	return p.current.Load().Authorize(c, name)
+}
