@@ -38,4 +38,4 @@ func cStreamClose(pool uint64, stream uintptr) int32 {
 func centries() uint64 { return uint64(C.cuvmm_entries()) }
 
 const cOK, cInvalid, cOutOfMemory, cCapturing = C.CUVMM_OK, C.CUVMM_INVALID, C.CUVMM_OUT_OF_MEMORY, C.CUVMM_CAPTURING
-const cLost, cFailed, cSuspended = C.CUVMM_LOST, C.CUVMM_FAILED, C.CUVMM_SUSPENDED
+const cLost, cSuspended = C.CUVMM_LOST, C.CUVMM_SUSPENDED

@@ -211,6 +211,46 @@ func goSegmentFree(pool C.uint64_t, segment, stream C.uintptr_t, e *C.cuvmm_erro
 	})
 }
 
+//export goRangeOpen
+func goRangeOpen(pool C.uint64_t, bytes, page C.size_t, null C.int32_t, tag *C.char, out *C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(p *entry) error {
+		ptr, err := p.newRange(int(bytes), int(page), null != 0, tagOf(tag))
+		*out = C.uintptr_t(ptr)
+		return err
+	})
+}
+
+//export goRangeCommit
+func goRangeCommit(pool C.uint64_t, ptr C.uintptr_t, bytes C.size_t, stream C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(p *entry) error {
+		r, err := p.rangeAt("cuvmm_range_commit", uintptr(ptr))
+		if err != nil {
+			return err
+		}
+		on, err := p.stream(uintptr(stream))
+		if err != nil {
+			return err
+		}
+		return r.commit(int(bytes), on)
+	})
+}
+
+//export goRangeRelease
+func goRangeRelease(pool C.uint64_t, ptr C.uintptr_t, bytes C.size_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(p *entry) error {
+		r, err := p.rangeAt("cuvmm_range_release", uintptr(ptr))
+		if err != nil {
+			return err
+		}
+		return r.release(int(bytes))
+	})
+}
+
+//export goRangeClose
+func goRangeClose(pool C.uint64_t, ptr C.uintptr_t, e *C.cuvmm_error) C.int32_t {
+	return onPool(pool, e, func(p *entry) error { return p.closeRange(uintptr(ptr)) })
+}
+
 func tagOf(tag *C.char) cuda.Tag { return cuda.Tag(C.GoString(tag)) }
 
 func tagsOf(all **C.char, n C.size_t) []cuda.Tag {

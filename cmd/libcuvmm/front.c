@@ -262,6 +262,29 @@ int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e) {
 	CROSS(goArenaRelease(pool, arena, e));
 }
 
+int32_t cuvmm_range_open(uint64_t pool, const cuvmm_range_options *options, void **range, cuvmm_error *e) {
+	ENTER(options);
+	ENTER(range);
+	if (options->size != sizeof *options)
+		return cuvmm_say(e, CUVMM_INVALID, "options of an unknown size (set size to sizeof(cuvmm_range_options), and build with this library's header)");
+	CROSS(goRangeOpen(pool, options->bytes, options->page, options->null, (char *)options->tag, (uintptr_t *)range, e));
+}
+
+int32_t cuvmm_range_commit(uint64_t pool, void *range, size_t bytes, void *stream, cuvmm_error *e) {
+	if (forked) return cuvmm_refuse_child(e);
+	CROSS(goRangeCommit(pool, (uintptr_t)range, bytes, (uintptr_t)stream, e));
+}
+
+int32_t cuvmm_range_release(uint64_t pool, void *range, size_t bytes, cuvmm_error *e) {
+	if (forked) return cuvmm_refuse_child(e);
+	CROSS(goRangeRelease(pool, (uintptr_t)range, bytes, e));
+}
+
+int32_t cuvmm_range_close(uint64_t pool, void *range, cuvmm_error *e) {
+	if (forked) return CUVMM_OK;
+	CROSS(goRangeClose(pool, (uintptr_t)range, e));
+}
+
 // TAGS refuses children of fork, and lists with a NULL.
 #define TAGS                                                                                                       \
 	if (forked) return cuvmm_refuse_child(e);                                                                     \

@@ -370,7 +370,7 @@ func TestAPoolThatSleepsServesNothingCached(t *testing.T) {
 		require.Zero(t, w.e.cache.Bytes())
 		for _, size := range []int{1000, 1 << 20} {
 			_, status := cAlloc(w.handle, size, w.streams[0].Handle())
-			require.EqualValues(t, cFailed, status)
+			require.EqualValues(t, cSuspended, status)
 		}
 		require.NoError(t, z.Resume(ctx))
 		w.free(w.alloc(1000, 0))

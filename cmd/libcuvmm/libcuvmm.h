@@ -79,7 +79,7 @@ int32_t cuvmm_version(void);
 // The devices of a process's pools that reach each other can access each other's blocks and
 // segments.
 // cuvmm_pool_close closes it, after the work of arenas that were released; a pool with live
-// blocks, arenas or segments is CUVMM_IN_USE.
+// blocks, arenas, segments or ranges is CUVMM_IN_USE.
 int32_t cuvmm_pool_open(const cuvmm_pool_options *o, uint64_t *pool, cuvmm_error *e);
 int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e);
 
@@ -139,8 +139,30 @@ int32_t cuvmm_arena_release(uint64_t pool, uint64_t arena, cuvmm_error *e);
 int32_t cuvmm_segment_alloc(uint64_t pool, size_t bytes, const char *tag, void **segment, cuvmm_error *e);
 int32_t cuvmm_segment_free(uint64_t pool, void *segment, void *stream, cuvmm_error *e);
 
+// A range is addresses for bytes, of which the first have memory, of this process alone: those
+// that were committed, and the first page always. Graphs that use it stay good when more is committed.
+// Behind that there is no memory, and work faults, unless null is set: then one page lies
+// under all of it, in which work reads and writes something of no meaning.
+typedef struct cuvmm_range_options {
+	size_t size;
+	size_t bytes;
+	size_t page;     // of how many bytes memory is made at once; 0 is the granularity
+	const char *tag; // as a pool's
+	int32_t null;
+} cuvmm_range_options;
+
+// cuvmm_range_commit has memory lie under the first bytes, at once for work of the stream; it
+// never takes any away. On a stream that captures it is CUVMM_CAPTURING, unless nothing is to be
+// done. With null it waits for the device's work, and the caller submits none on the range until it
+// returns. cuvmm_range_release and cuvmm_range_close wait for all work: the former gives back what
+// lies behind the first bytes.
+int32_t cuvmm_range_open(uint64_t pool, const cuvmm_range_options *options, void **range, cuvmm_error *e);
+int32_t cuvmm_range_commit(uint64_t pool, void *range, size_t bytes, void *stream, cuvmm_error *e);
+int32_t cuvmm_range_release(uint64_t pool, void *range, size_t bytes, cuvmm_error *e);
+int32_t cuvmm_range_close(uint64_t pool, void *range, cuvmm_error *e);
+
 // Memory sleeps by its tag: it goes back to the driver, and its addresses stay. A tag is the
-// group of pools and segments that were made with it; the empty one is that of all memory without
+// group of pools, segments and ranges that were made with it; the empty one is that of all memory without
 // one. Without a list, n being 0, a call is for all tags. While a tag sleeps nothing can be made
 // with it (CUVMM_SUSPENDED), and freeing works. Work that the caller submits on the memory
 // meanwhile faults, which ends the context of the device.

@@ -38,7 +38,8 @@ type entry struct {
 	released []*released
 	last     uint64 // the number of the latest arena
 	segments map[uintptr]*vmm.Buffer
-	closed   bool // to new segments
+	ranges   map[uintptr]*grown
+	closed   bool // to new segments and ranges
 	peers    []vmm.Access
 }
 
@@ -95,7 +96,7 @@ func openPoolLocked(device, limit int, tag cuda.Tag) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	e := &entry{dev: dev, pool: p, behind: front.Of(p), used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}}
+	e := &entry{dev: dev, pool: p, behind: front.Of(p), used: map[uintptr][]*cuda.Stream{}, arenas: map[uint64]*arena{}, segments: map[uintptr]*vmm.Buffer{}, ranges: map[uintptr]*grown{}}
 	e.streams.Store(&map[uintptr]*cuda.Stream{})
 	if all := pools.Load(); all != nil {
 		for _, other := range *all {

@@ -55,13 +55,13 @@ func (e *entry) addSegment(b *vmm.Buffer) error {
 	return nil
 }
 
-// endSegments refuses new segments, as the pool is about to be closed, or fails if there
-// are any.
+// endSegments refuses new segments and ranges, as the pool is about to be closed, or fails if
+// there are any.
 func (e *entry) endSegments() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if n := len(e.segments); n > 0 {
-		return errs.New(errs.Failure{Op: "cuvmm_pool_close", Kind: errs.InUse, Asked: fmt.Sprintf("a pool with %d segments", n), Hint: "free them first"})
+	if n, m := len(e.segments), len(e.ranges); n+m > 0 {
+		return errs.New(errs.Failure{Op: "cuvmm_pool_close", Kind: errs.InUse, Asked: fmt.Sprintf("a pool with %d segments and %d ranges", n, m), Hint: "free them first"})
 	}
 	e.closed = true
 	return nil

@@ -88,6 +88,9 @@ func allTags() (all []cuda.Tag) {
 			for _, b := range e.segments {
 				all = append(all, b.Tag())
 			}
+			for _, r := range e.ranges {
+				all = append(all, r.Tag())
+			}
 			e.mu.Unlock()
 		}
 	}

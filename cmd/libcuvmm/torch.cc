@@ -259,6 +259,17 @@ int32_t cuvmm_torch_history(uint64_t events, cuvmm_error *e) {
 // device has none yet.
 uint64_t cuvmm_torch_pool(int device) { return opened(device); }
 
+// cuvmm_torch_open is cuvmm_torch_pool, which opens the pool if there is none.
+int32_t cuvmm_torch_open(int device, uint64_t *pool, cuvmm_error *e) {
+	if (cuvmm_forked()) return cuvmm_refuse_child(e);
+	try {
+		*pool = pool_of(device);
+		return CUVMM_OK;
+	} catch (const std::exception &x) {
+		return caught(e, x);
+	}
+}
+
 // cuvmm_torch_throw_with sets the function that throws PyTorch's out-of-memory error, and
 // does not return. Without one the error is a std::runtime_error.
 void cuvmm_torch_throw_with(Throw t) { state.throw_with.store(t, std::memory_order_release); }

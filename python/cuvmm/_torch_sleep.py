@@ -39,7 +39,7 @@ class _Suspended(ctypes.Structure):
 def mem_pool(tag: str) -> Any:
     """A new ``torch.cuda.MemPool`` whose segments have the tag."""
     torch = torch_module()
-    function = library.loaded().cuvmm_torch_segment_alloc(_encoded(tag))
+    function = library.loaded().cuvmm_torch_segment_alloc(encoded(tag))
     if not function:
         raise NotSupported(f"tag {tag!r} beside 63 others", "use a tag for several pools")
     made = torch._C._cuda_customAllocator(function, library.address("cuvmm_torch_segment_free"))
@@ -145,7 +145,8 @@ def _names(tags: Optional[Tags]) -> Optional[List[str]]:
     return [tags] if isinstance(tags, str) else list(dict.fromkeys(tags))
 
 
-def _encoded(tag: str) -> bytes:
+def encoded(tag: str) -> bytes:
+    """A tag as the library takes it."""
     if not isinstance(tag, str) or "\0" in tag:
         raise ArgumentError(f"{tag!r} as a tag", "pass a string without NUL")
     return tag.encode()
@@ -156,4 +157,4 @@ def _list(named: Optional[List[str]]) -> Tuple[Any, c_size_t]:
         return None, c_size_t(0)
     if not named:
         raise ArgumentError("no tags", "name at least one, or pass None for all")
-    return (c_char_p * len(named))(*map(_encoded, named)), c_size_t(len(named))
+    return (c_char_p * len(named))(*map(encoded, named)), c_size_t(len(named))

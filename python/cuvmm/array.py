@@ -50,12 +50,12 @@ class Users:
     """Tracks the arrays over an owner's memory, and how far each one reaches."""
 
     def __init__(self) -> None:
-        self._all: Dict[int, Tuple["weakref.ref[Array]", int, str]] = {}
+        self._all: Dict[int, Tuple["weakref.ref[Any]", int, str]] = {}
 
-    def add(self, a: "Array", to: int) -> None:
+    def add(self, a: Any, to: int) -> None:
         key = id(a)
 
-        def gone(_: "weakref.ref[Array]") -> None:
+        def gone(_: "weakref.ref[Any]") -> None:
             self._all.pop(key, None)  # takes no lock, since the collector may run it in any call
 
         self._all[key] = (weakref.ref(a, gone), to, _caller())

@@ -16,10 +16,11 @@ load one library with Go's runtime.
 from __future__ import annotations
 
 import json
-from typing import Any, ContextManager, List, Optional
+from typing import Any, ContextManager, List, Optional, Sequence
 
 from . import _torch_error, _torch_sleep
 from . import _torch_library as _library
+from ._torch_extensible import Extensible, Rows
 from ._torch_memory import (_record_memory_history, _snapshot, caching_allocator_enable, empty_cache, get_per_process_memory_fraction, max_memory_allocated,
                             max_memory_reserved, memory_allocated, memory_reserved, memory_snapshot, memory_stats, memory_stats_as_nested_dict,
                             reset_accumulated_memory_stats, reset_peak_memory_stats, set_per_process_memory_fraction, torch_module)
@@ -27,7 +28,7 @@ from ._torch_memory import _device, patch as _patch
 from ._torch_sleep import Suspended, awake, discard, resume, sleeping, suspend, tensors
 from .errors import Error, NotSupported
 
-__all__ = ["Suspended", "awake", "caching_allocator_enable", "discard", "empty_cache", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved",
+__all__ = ["Extensible", "Rows", "Suspended", "awake", "caching_allocator_enable", "discard", "empty_cache", "extensible", "get_per_process_memory_fraction", "max_memory_allocated", "max_memory_reserved",
            "memory_allocated", "memory_reserved", "memory_snapshot", "memory_stats", "memory_stats_as_nested_dict", "pool", "region",
            "reset_accumulated_memory_stats", "reset_peak_memory_stats", "resume", "set_per_process_memory_fraction", "sleeping", "snapshot", "suspend",
            "tensors", "use_pool", "_record_memory_history", "_snapshot"]
@@ -97,6 +98,17 @@ def _beside(library: Optional[str]) -> None:
     if _installed:
         raise NotSupported("PyTorch has no MemPool in a process whose allocator is the pool", "use pool() in a process without use_pool()")
     _library.load(_library.find(library))
+
+
+def extensible(shape: Sequence[int], dtype: Any = "float32", device: Any = None, *, page: int = 0, null: bool = False, tag: str = "",
+               library: Optional[str] = None) -> Extensible:
+    """Memory for a tensor that grows in place: ``commit(n)`` returns its first ``n`` rows, always at the same address.
+
+    ``shape`` is the most it can have. Memory is made in pages of ``page`` bytes, by default 2 MiB, and larger ones cost less by the
+    byte. With ``null`` one page lies under all rows that have no memory, so that the padding of a captured kernel may reach there; each page then
+    costs as much as one that has memory when it is made. ``tag`` is what :func:`suspend` calls it. It works with and without :func:`use_pool`."""
+    _library.load(_library.find(library))
+    return Extensible(shape, dtype, device, page, null, tag)
 
 
 def snapshot(device: Any = None) -> Any:

@@ -155,12 +155,25 @@ class Library(unittest.TestCase):
         self.ok("segment_free", self.pool, p, None)
         self.ok("free", self.pool, block)
 
+    def test_ranges(self) -> None:
+        p, o = c_void_p(), struct.pack("=QQQQq", 40, 64 << 20, 4 << 20, 0, 0)
+        self.ok("range_open", self.pool, o, byref(p))
+        self.ok("range_commit", self.pool, p, c_size_t(9 << 20), None)
+        self.assertEqual(self.call("range_commit", self.pool, p, c_size_t((64 << 20) + 1), None), INVALID)
+        self.ok("range_release", self.pool, p, c_size_t(1))
+        self.assertEqual(self.call("range_open", self.pool, b"\0" * 40, byref(p)), INVALID)
+        self.assertEqual(self.call("range_commit", self.pool, None, c_size_t(1), None), INVALID)
+        self.assertEqual(self.call("pool_close", self.pool), IN_USE)
+        self.ok("range_close", self.pool, p)
+        self.assertEqual(self.call("range_close", self.pool, p), INVALID)
+
     def test_out_parameters_must_not_be_null(self) -> None:
         for name, args in {
             "pool_open": (byref(Options(ctypes.sizeof(Options), 0, 0)), None), "alloc": (self.pool, c_size_t(1), None, c_uint64(0), None),
             "find": (self.pool, None, None), "trim": (self.pool, None), "total_memory": (self.pool, None), "pool_stats": (self.pool, None),
             "snapshot": (self.pool, None, None), "torch_snapshot": (None, None), "arena_open": (self.pool, None),
-            "segment_alloc": (self.pool, c_size_t(1), None, None), "suspend": (None, c_size_t(0), None, None), "tags": (None, None),
+            "segment_alloc": (self.pool, c_size_t(1), None, None), "range_open": (self.pool, b"\0" * 40, None),
+            "suspend": (None, c_size_t(0), None, None), "tags": (None, None),
         }.items():
             self.assertEqual(self.call(name, *args), INVALID, name)
             self.assertIn(b"NULL", self.error.message, name)

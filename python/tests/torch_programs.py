@@ -487,6 +487,42 @@ def segments(torch: Any, allocator: str) -> Dict[str, Any]:
     return {"ok": ok}
 
 
+def extensible(torch: Any, allocator: str) -> Dict[str, Any]:
+    """A tensor grows in place under a graph that was captured before."""
+    import cuvmm.torch
+    torch.use_deterministic_algorithms(False)
+    rows = cuvmm.torch.extensible((4096, 1024, 1024), torch.bfloat16)
+    first = rows.commit(8).zero_()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first.add_(1)
+        refused = ""
+        try:
+            rows.commit(64)
+        except cuvmm.Error as e:
+            refused = str(e)
+    rows.used_by(graph)
+    more = rows.commit(1024).fill_(5)
+    graph.replay()
+    torch.cuda.synchronize()
+    ok = more.data_ptr() == first.data_ptr() and bool((more[:8] == 6).all()) and bool((more[8:] == 5).all()) and "captur" in refused
+    try:
+        rows.release(8)
+        ok = False
+    except cuvmm.InUseError:
+        pass
+    before = _used(torch)
+    del more
+    rows.unused_by(graph)
+    rows.release(8)
+    graph.replay()
+    ok = ok and bool((first == 7).all()) and before - _used(torch) >= 1000 << 21
+    del first, graph
+    rows.close()
+    return {"ok": ok, "refused": refused}
+
+
 def main() -> None:
     name, allocator = sys.argv[1:3]
     torch = begin(allocator)

@@ -57,6 +57,7 @@ var builders = map[string]string{
 	"handles/publish dropStream":         "TestWhatAnOperationCannotUndoIsGivenBackLater",
 	"fabric/rendezvous abandonAll":       "TestEveryFailureOfShare",
 	"cmd/libcuvmm entry.makeSegment":     "TestSegmentThatFailsIsGivenBack",
+	"cmd/libcuvmm entry.makeRange":       "TestRangeThatFailsIsGivenBack",
 }
 
 // undoes are the calls by which something is given back after a failure, with the least number

@@ -202,6 +202,10 @@ UNUSED(goSegmentFree, uint64_t a, uintptr_t b, uintptr_t c, cuvmm_error *e)
 UNUSED(goSuspend, char **a, size_t b, int32_t c, int32_t d, cuvmm_suspended *f, cuvmm_error *e)
 UNUSED(goResume, char **a, size_t b, int64_t c, cuvmm_error *e)
 UNUSED(goDiscard, char **a, size_t b, cuvmm_error *e)
+UNUSED(goRangeOpen, uint64_t a, size_t b, size_t c, int32_t d, char *f, uintptr_t *g, cuvmm_error *e)
+UNUSED(goRangeCommit, uint64_t a, uintptr_t b, size_t c, uintptr_t d, cuvmm_error *e)
+UNUSED(goRangeRelease, uint64_t a, uintptr_t b, size_t c, cuvmm_error *e)
+UNUSED(goRangeClose, uint64_t a, uintptr_t b, cuvmm_error *e)
 UNUSED(goTags, char *a, size_t *b, cuvmm_error *e)
 
 // What the threads know of the blocks that they have. owner is of the block's first bytes:
