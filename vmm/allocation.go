@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 
@@ -89,7 +90,7 @@ func withRoom(sys *core.System, account *budget.Account, try func() error) error
 			return err
 		}
 		var short *budget.Shortage
-		if !errors.As(err, &short) || !sys.MakeRoom(short) {
+		if !errors.As(err, &short) || !sys.MakeRoom(context.Background(), short) {
 			return err
 		}
 	}

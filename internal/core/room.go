@@ -1,6 +1,7 @@
 package core
 
 import (
+	"context"
 	"time"
 
 	"github.com/cuvmm/cuvmm/internal/budget"
@@ -8,9 +9,9 @@ import (
 
 // MakeRoom has memory given back to a budget that refused a request, and reports whether a
 // next try may succeed: it tears down what was closed and has passed, then asks the owners,
-// and then waits, while something is to come, as long as an allocation does
+// and then waits, while something is to come and until ctx ends, as long as an allocation does
 // (Config.AllocationWait). The caller holds no lock.
-func (s *System) MakeRoom(lack *budget.Shortage) bool {
+func (s *System) MakeRoom(ctx context.Context, lack *budget.Shortage) bool {
 	deadline, round, asked := time.Now().Add(s.Config.AllocationWait), s.leftovers.newRound(), false
 	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
 		s.settle(round)
@@ -24,6 +25,10 @@ func (s *System) MakeRoom(lack *budget.Shortage) bool {
 		case s.PendingReclaims() == 0 || time.Now().After(deadline):
 			return false
 		}
-		time.Sleep(pause)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
 	}
 }

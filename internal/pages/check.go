@@ -26,7 +26,9 @@ func (s *Source) Check() error {
 				continue
 			}
 			mappings++
-			all[at.page] = true
+			if !at.page.held {
+				all[at.page] = true
+			}
 			if at.in != r || at.at != i {
 				return fmt.Errorf("place %d of a range says that it is place %d", i, at.at)
 			}
@@ -47,9 +49,8 @@ func (s *Source) Check() error {
 			used++
 		}
 	}
-	ending := int(s.ending.Load()) // of a Replace that ended: they come back behind its copy
-	if used != s.used || len(all)+ending != s.stats.Pages {
-		return fmt.Errorf("%d pages of which %d are used, and %d to come back; the source counts %d and %d", len(all), used, ending, s.stats.Pages, s.used)
+	if used != s.used || len(all)+s.held != s.stats.Pages {
+		return fmt.Errorf("%d pages of which %d are used, and %d that a Replace has; the source counts %d and %d", len(all), used, s.held, s.stats.Pages, s.used)
 	}
 	return nil
 }

@@ -52,7 +52,7 @@ func (s *Source) fillBatch(op string, headroom uint64) (done bool, err error) {
 		made, err := s.create(op, int(n), false)
 		switch {
 		case err == nil:
-			s.refile(op, made)
+			s.end(op, made)
 			return false, nil
 		case !errors.Is(err, cuda.ErrOutOfMemory) && !errors.Is(err, cuda.ErrBudget):
 			return false, err

@@ -71,7 +71,7 @@ func (s *Source) advance() (waiting bool) {
 	for _, l := range s.known {
 		for p := l.queue.head; p != nil && !p.waits(l); p = l.queue.head {
 			p.remove()
-			s.shelveLocked(p)
+			s.fileLocked(p)
 		}
 		if l.queue.n == 0 && l.stream.Gone() && !l.clock.Behind() {
 			l.stream.Locals.Set(s.key, nil)
@@ -95,19 +95,6 @@ func (p *page) waits(l *lane) bool {
 		}
 	}
 	return false
-}
-
-// shelveLocked puts a page that no place uses on the list that it belongs to.
-func (s *Source) shelveLocked(p *page) {
-	switch l := p.waitsFor(nil); {
-	case p.stuck():
-	case l != nil:
-		l.queue.push(p)
-	case len(p.places) > 0:
-		s.ready.push(p)
-	default:
-		s.stock.push(p)
-	}
 }
 
 // Advance queries how far the GPU is, and reports whether anything of the source waits for it.

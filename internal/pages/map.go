@@ -106,7 +106,7 @@ func (r *Range) try(ctx context.Context, op string, once func() error) error {
 		case err == nil:
 			return nil
 		case errors.Is(err, errWaits):
-		case errors.As(err, &short) && (first || !r.source.serves(short)) && r.makeRoom(short):
+		case errors.As(err, &short) && (first || !r.source.serves(short)) && r.makeRoom(ctx, short):
 			first = false
 			continue
 		case errors.Is(err, cuda.ErrOutOfMemory) && !again && r.source.hasIdle(1): // that came back meanwhile
@@ -134,12 +134,12 @@ func (s *Source) serves(short *budget.Shortage) bool {
 
 // makeRoom has owners of the budget free memory, and reports whether to try again at once: what
 // they unmap in ranges of this source is free, but still counts in the budget.
-func (r *Range) makeRoom(short *budget.Shortage) bool {
+func (r *Range) makeRoom(ctx context.Context, short *budget.Shortage) bool {
 	s := r.source
 	idle, waiting := s.free()
 	s.wanting.Add(1)
 	defer s.wanting.Add(-1)
-	made := r.System().MakeRoom(short)
+	made := r.System().MakeRoom(ctx, short)
 	nowIdle, nowWaiting := s.free()
 	return made || nowIdle+nowWaiting > idle+waiting
 }
@@ -178,6 +178,7 @@ type request struct {
 	back  []*place // old places whose pages are in use again
 	clear []*place // old places whose pages are in use elsewhere
 	holes []int    // that get pages, with those of clear
+	held  holding  // the pages of back, and those for the holes
 }
 
 // mapOnce is Map that waits for nothing. waited says that work in the holes was waited for.
@@ -192,43 +193,43 @@ func (r *Range) mapOnce(op string, on *lane, at []int, waited bool) error {
 	}
 	err := errCovered
 	if r.null == nil || waited || len(q.holes) == 0 {
-		err = r.fill(op, on, q)
-	}
-	if err != nil {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for _, p := range q.back {
-			s.shelveLocked(p.page)
-		}
-		return err
+		err = r.fill(op, on, &q)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range q.back {
-		p.use(true)
-		s.stats.Reused++
+	if err == nil {
+		for _, p := range q.back {
+			p.use(true)
+			s.stats.Reused++
+		}
 	}
-	return nil
+	gone := s.endLocked(q.held)
+	s.mu.Unlock()
+	_, _ = s.release(op, gone) // what is refused is a leftover
+	return err
 }
 
-// plan says what becomes of places, and takes the pages that go into use again where they are
-// from their lists. It reports false if the GPU has not passed one of the places.
+// plan says what becomes of places, and holds the pages that go into use again where they are.
+// It reports false if the GPU has not passed one of the places, and then holds none.
 func (r *Range) plan(on *lane, at []int) (q request, ok bool) {
 	s := r.source
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	back := map[*page]bool{} // a page that was shared may lie at two of the places
+	defer func() {
+		if !ok {
+			s.endLocked(q.held)
+		}
+	}()
 	for _, i := range at {
 		p := r.places[i]
 		switch {
 		case p == nil:
 			q.holes = append(q.holes, i)
 		case p.live:
-		case p.page.uses == 0 && !p.page.copied && !p.page.stuck() && !back[p.page]:
+		case p.page.uses == 0 && !p.page.stuck() && !p.page.held: // also by this change, for another of the places
 			if p.page.waitsFor(on) != nil {
 				return q, false
 			}
-			back[p.page] = true
+			q.held.addLocked(s, p.page)
 			q.back = append(q.back, p)
 		case !p.passed():
 			return q, false
@@ -236,14 +237,11 @@ func (r *Range) plan(on *lane, at []int) (q request, ok bool) {
 			q.clear, q.holes = append(q.clear, p), append(q.holes, i)
 		}
 	}
-	for _, p := range q.back {
-		p.page.remove()
-	}
 	return q, true
 }
 
 // fill gives pages to the holes of a request, or changes nothing but what is free.
-func (r *Range) fill(op string, on *lane, q request) (err error) {
+func (r *Range) fill(op string, on *lane, q *request) (err error) {
 	if len(q.holes) == 0 {
 		return nil
 	}
@@ -260,12 +258,14 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 	if err != nil {
 		return err
 	}
+	old := len(pages) - made
 	cleared := pagesOf(q.clear)
 	defer func() {
 		if err != nil {
-			s.discard(op, pages[len(pages)-made:])
-			s.refile(op, pages)
+			rest, _ := s.release(op, pages[old:]) // what is refused is a leftover
+			pages = append(pages[:old], rest...)
 		}
+		q.held = append(q.held, pages...)
 		s.refile(op, cleared) // a page that was stuck alone is free
 	}()
 	if s.crowded() {
@@ -281,7 +281,7 @@ func (r *Range) fill(op string, on *lane, q request) (err error) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.stats.Recycled += len(pages) - made
+	s.stats.Recycled += old
 	for _, p := range mapped {
 		p.use(true)
 	}
@@ -309,7 +309,7 @@ func (r *Range) mapRuns(op string, at []int, pages []*page) (mapped []*place, er
 
 // acquire returns n pages for use behind the work of a lane, the new ones, of which there are
 // made, last. The caller holds turn.
-func (s *Source) acquire(op string, n int, on *lane) (pages []*page, made int, err error) {
+func (s *Source) acquire(op string, n int, on *lane) (pages holding, made int, err error) {
 	pages, lacking := s.take(n, on)
 	for began, waiting := time.Now(), true; lacking > 0 && waiting && time.Since(began) < grace; {
 		if waiting = s.advance(); waiting {
@@ -333,17 +333,6 @@ func (s *Source) acquire(op string, n int, on *lane) (pages []*page, made int, e
 		panic("pages: a free page went while no other change ran")
 	}
 	return append(pages, more...), len(more), nil
-}
-
-// discard releases pages that are on no list, as far as they are mapped nowhere.
-func (s *Source) discard(op string, pages []*page) {
-	var out []*page
-	for _, p := range pages {
-		if len(p.places) == 0 && !p.released {
-			out = append(out, p)
-		}
-	}
-	_ = s.release(op, out) // what is refused is a leftover
 }
 
 // passedPlaces returns the places of free pages that the GPU has passed.

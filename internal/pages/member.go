@@ -119,11 +119,14 @@ func (r *Range) settle(op string) (done bool, err error) {
 			case o.live, o.in != r && o.in.null != nil:
 			case o.passed():
 				old = append(old, o)
-				o.page.remove()
 			default:
 				done = false
 			}
 		}
+	}
+	var freed holding
+	for _, o := range old {
+		freed.addLocked(s, o.page)
 	}
 	alone := len(s.ranges) == 1
 	s.mu.Unlock()
@@ -133,10 +136,9 @@ func (r *Range) settle(op string) (done bool, err error) {
 		}
 		return done, err
 	}
-	freed := pagesOf(old)
 	err = s.unmap(op, old)
-	s.discard(op, freed)
-	s.refile(op, freed)
+	rest, _ := s.release(op, freed) // what is refused is a leftover
+	s.end(op, rest)
 	return false, err
 }
 

@@ -25,6 +25,13 @@ package pages
 //
 // A page with a stuck place is on no list until the place is unmapped.
 //
+// A change holds the pages that it moves: those that it takes from the lists or makes, those that
+// it maps once more, and the one that it replaces. A held page is on no list. What frees a place of
+// it meanwhile, for which no turn is needed, leaves it to the change, which files it when it ends.
+// Each page is held once, so it is filed and given back once, however many places it has. A
+// Replace holds the page that it copies to for as long as the copy runs, and other changes pass it
+// by: they may unmap places where it lay before.
+//
 // Another place takes a free page from the stock, then from the ready ones, the longest free
 // first, and then from the queue of the stream that is to use it, whose order is the order of
 // use whichever address its work names (measured: docs/driver-facts.md). In the last case the

@@ -32,8 +32,11 @@ func (r *Range) cover(op string, first, n int) error {
 		r.null.Retain()
 	}
 	if err := r.res.MapRun(op, uint64(first)*r.Page(), handles, r.access); err != nil {
-		for range handles {
+		for i := range handles {
 			r.null.Release() // the range has a count of its own
+			if r.res.Left(uint64(first+i)*r.Page(), r.Page()) > 0 {
+				r.setBare(first+i, 1, false) // it lies there yet, and is unmapped before a page is mapped
+			}
 		}
 		return err
 	}
@@ -103,15 +106,17 @@ func (r *Range) sweep(op string) error {
 	s.mu.Lock()
 	var old []*place
 	for _, at := range r.places {
-		if at != nil && !at.live && at.passed() && (at.page.uses > 0 || at.page.on != nil) {
-			at.page.remove()
+		if at != nil && !at.live && at.passed() && !at.page.held && !at.page.stuck() {
 			old = append(old, at)
 		}
 	}
+	var freed holding
+	for _, at := range old {
+		freed.addLocked(s, at.page)
+	}
 	s.mu.Unlock()
-	freed := pagesOf(old)
 	err := s.unmap(op, old)
-	s.refile(op, freed)
+	s.end(op, freed)
 	return err
 }
 

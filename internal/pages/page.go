@@ -13,9 +13,8 @@ type page struct {
 	// the page has one of its own while it is mapped nowhere.
 	places     []*place
 	uses       int
-	released   bool  // it was given back
-	copied     bool  // a Replace copies to it, and files it when it ends
-	on         *list // nil while it is in use, or being moved
+	held       bool  // by a change, or for good because it was given back: see holding
+	on         *list // nil while it is in use, held or stuck
 	prev, next *page
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/core"
-	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/lock"
@@ -234,10 +233,9 @@ func (r *Range) dismantle(op string, wait bool) error {
 			all = append(all, at)
 		}
 	}
-	pages := make([]*page, len(all))
-	for i, at := range all {
-		pages[i] = at.page
-		at.page.remove()
+	var pages holding
+	for _, at := range all {
+		pages.addLocked(s, at.page)
 		if at.live {
 			at.use(false)
 		}
@@ -245,7 +243,7 @@ func (r *Range) dismantle(op string, wait bool) error {
 	}
 	s.mu.Unlock()
 	err := s.unmap(op, all)
-	s.refile(op, pages)
+	s.end(op, pages)
 	if err != nil {
 		return err
 	}
@@ -262,22 +260,4 @@ func (r *Range) dismantle(op string, wait bool) error {
 	r.status.Closed()
 	r.Untrack()
 	return nil
-}
-
-// refile puts pages that no place uses on their lists, and lets go of those whose memory is
-// away or on a lost device.
-func (s *Source) refile(op string, pages []*page) {
-	var gone []*page
-	s.mu.Lock()
-	for _, p := range pages {
-		switch {
-		case p.uses > 0 || p.on != nil || p.released || p.copied || slices.Contains(gone, p):
-		case len(p.places) == 0 && (p.h.Away() || p.h.Lost() != driver.Success):
-			gone = append(gone, p)
-		default:
-			s.shelveLocked(p)
-		}
-	}
-	s.mu.Unlock()
-	_ = s.release(op, gone) // what is refused is a leftover
 }

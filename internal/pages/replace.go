@@ -82,17 +82,17 @@ func (r *Range) forReplace(op string, on *lane, at int) (p *place, own *page, er
 			return err
 		}
 		if err := s.unmap(op, s.passedPlaces(pages)); err != nil {
-			s.refile(op, pages)
+			s.end(op, pages)
 			return err
 		}
 		own = pages[0]
-		own.copied = true
 		return nil
 	})
 	return p, own, err
 }
 
-// copied is a page to which a place's page is copied, at an address of its own.
+// copied is a page to which a place's page is copied, at an address of its own. The Replace holds
+// the page, also while it waits, without turn.
 type copied struct {
 	s  *Source
 	at *vrange.Range
@@ -147,8 +147,7 @@ func (c *copied) end(op string) {
 		if err := c.unmap(op); err != nil {
 			return err
 		}
-		c.to.copied = false
-		c.s.refile(op, []*page{c.to})
+		c.s.end(op, holding{c.to})
 		return nil
 	})
 	f := new(core.Fence)
@@ -193,21 +192,20 @@ func (r *Range) swap(op string, p *place, c *copied) error {
 	case busy:
 		return errWaits
 	}
+	held := holding{c.to}
 	s.mu.Lock()
 	p.use(false)
+	held.addLocked(s, p.page) // which its other places may free meanwhile
 	s.mu.Unlock()
-	c.to.copied = false
 	made, err := r.exchange(op, p, c.to)
-	if err != nil {
-		s.refile(op, []*page{c.to})
-	}
 	if made == nil {
 		r.live.set(p.at, false)
-		return err
+	} else {
+		s.mu.Lock()
+		made.use(true)
+		s.mu.Unlock()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	made.use(true)
+	s.end(op, held)
 	return err
 }
 

@@ -75,7 +75,10 @@ func (r *Range) shareOnce(op string, from *Range, at []int, first int) error {
 		return err
 	}
 	cleared := pagesOf(q.clear)
-	defer s.refile(op, cleared)
+	defer func() {
+		s.end(op, q.held)
+		s.refile(op, cleared)
+	}()
 	if err := s.unmap(op, q.clear); err != nil {
 		return err
 	}
@@ -91,7 +94,8 @@ func (r *Range) shareOnce(op string, from *Range, at []int, first int) error {
 	return nil
 }
 
-// shareRequest is what a Share does: as a request, and the pages that the holes get.
+// shareRequest is what a Share does: as a request, and the pages that the holes get. Those are
+// in use until their other places free them, for which no change is needed.
 type shareRequest struct {
 	request
 	pages []*page
@@ -123,8 +127,11 @@ func (r *Range) planShare(op string, from *Range, at []int, first int) (q shareR
 		}
 		q.holes, q.pages = append(q.holes, first+i), append(q.pages, src.page)
 	}
-	for _, p := range q.clear {
-		p.page.remove()
+	for _, p := range q.pages {
+		q.held.addLocked(s, p)
+	}
+	for _, p := range q.back {
+		q.held.addLocked(s, p.page)
 	}
 	return q, nil
 }

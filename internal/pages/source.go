@@ -47,6 +47,7 @@ type Source struct {
 	// not unmap.
 	moved, stuck []*place
 	used         int // pages
+	held         int // pages, see holding
 	floor        int // pages that upkeep keeps
 	stats        Stats
 
@@ -124,10 +125,10 @@ func (s *Source) InUse() uint64 {
 // take takes n free pages from the lists, for use behind the work of a lane, or of any if it
 // is nil. If there are not so many it takes none, and returns how many it lacks. The caller
 // holds turn.
-func (s *Source) take(n int, on *lane) (taken []*page, lacking int) {
+func (s *Source) take(n int, on *lane) (taken holding, lacking int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	taken = make([]*page, 0, n)
+	taken = make(holding, 0, n)
 	from := func(l *list, may func(p *page) bool) {
 		for p := l.head; p != nil && len(taken) < n; {
 			next := p.next
@@ -146,7 +147,7 @@ func (s *Source) take(n int, on *lane) (taken []*page, lacking int) {
 		return nil, n - len(taken)
 	}
 	for _, p := range taken {
-		p.remove()
+		s.holdLocked(p)
 	}
 	return taken, 0
 }
@@ -156,8 +157,8 @@ func (p *page) movable() bool {
 	return !slices.ContainsFunc(p.places, func(at *place) bool { return at.in.null != nil })
 }
 
-// create makes n pages, which are on no list. The caller holds turn.
-func (s *Source) create(op string, n int, patient bool) ([]*page, error) {
+// create makes n pages. The caller holds turn.
+func (s *Source) create(op string, n int, patient bool) (holding, error) {
 	if n == 0 {
 		return nil, nil
 	}
@@ -165,15 +166,15 @@ func (s *Source) create(op string, n int, patient bool) ([]*page, error) {
 	if err != nil {
 		return nil, err
 	}
-	made := make([]*page, n)
-	for i, h := range handles {
-		h.Recycle() // so that it is never exported: other owners' bytes are in it
-		made[i] = &page{h: h}
-	}
+	made := make(holding, 0, n)
 	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, h := range handles {
+		h.Recycle() // so that it is never exported: other owners' bytes are in it
+		made.addLocked(s, &page{h: h})
+	}
 	s.stats.Made += n
 	s.countLocked(n)
-	s.mu.Unlock()
 	return made, nil
 }
 
@@ -184,20 +185,6 @@ func (s *Source) countLocked(n int) {
 		s.floor = min(s.floor, s.stats.Pages) // what a Trim gave back is not kept
 	}
 	s.SetBytes(uint64(s.stats.Pages) * s.Page)
-}
-
-// release gives pages that are mapped nowhere, and are on no list, back to the driver. Those
-// that it refuses are the System's leftovers.
-func (s *Source) release(op string, pages []*page) (err error) {
-	for _, p := range pages {
-		p.released = true
-		err = errors.Join(err, p.h.Let(op))
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stats.Returned += len(pages)
-	s.countLocked(-len(pages))
-	return err
 }
 
 // unmap unmaps places that the GPU has passed, in runs. It goes forward: a run that the driver
@@ -250,6 +237,7 @@ func (s *Source) unmapRun(op string, run []*place) error {
 		case !at.stuck && len(run) == 1: // else it is tried again alone
 			at.stuck = true
 			s.stuck = append(s.stuck, at)
+			p.remove() // freed meanwhile, without turn
 		}
 		if err != nil || len(p.places) > 0 {
 			p.h.Release() // a mapping has another count
@@ -332,45 +320,40 @@ func (s *Source) trim(op string, need uint64) (freed uint64, err error) {
 	s.retry(op)
 	s.clean(op, math.MaxInt)
 	for freed < need && err == nil {
-		out := s.takePassed(int(min((need-freed-1)/s.Page+1, trimBatch)))
-		if len(out) == 0 {
+		h := s.takePassed(int(min((need-freed-1)/s.Page+1, trimBatch)))
+		if len(h) == 0 {
 			break
 		}
 		var n int
-		n, err = s.giveBack(op, out)
+		n, err = s.giveBack(op, h)
 		freed += uint64(n) * s.Page
 	}
 	return freed, err
 }
 
 // takePassed takes up to n free pages that the GPU has passed from the lists.
-func (s *Source) takePassed(n int) (out []*page) {
+func (s *Source) takePassed(n int) (h holding) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range []*list{&s.stock, &s.ready} {
-		for p := l.head; p != nil && len(out) < n; {
+		for p := l.head; p != nil && len(h) < n; {
 			next := p.next
 			if p.movable() {
-				p.remove()
-				out = append(out, p)
+				h.addLocked(s, p)
 			}
 			p = next
 		}
 	}
-	return out
+	return h
 }
 
 // giveBack unmaps free pages that the GPU has passed, and releases them. It returns how many
 // it has released.
-func (s *Source) giveBack(op string, pages []*page) (n int, err error) {
-	err = s.unmap(op, placesOf(pages))
-	var out []*page
-	for _, p := range pages {
-		if len(p.places) == 0 {
-			out = append(out, p)
-		}
-	}
-	return len(out), errors.Join(err, s.release(op, out))
+func (s *Source) giveBack(op string, h holding) (n int, err error) {
+	err = s.unmap(op, placesOf(h))
+	rest, failed := s.release(op, h)
+	s.end(op, rest)
+	return len(h) - len(rest), errors.Join(err, failed)
 }
 
 func pagesOf(places []*place) (all []*page) {

@@ -54,7 +54,7 @@ func (r *Range) free(op string, at []int, lanes []*lane) error {
 		p.use(false)
 		switch page := p.page; {
 		case page.uses == 0:
-			s.shelveLocked(page)
+			s.fileLocked(page)
 		case !p.moved:
 			p.moved = true
 			s.moved = append(s.moved, p)

@@ -201,7 +201,7 @@ func (s *Source) makeAhead() bool {
 	if err != nil {
 		return false
 	}
-	s.refile(upkeepOp, made)
+	s.end(upkeepOp, made)
 	return true
 }
 

@@ -35,7 +35,7 @@ func (s *Suspension) Resume(ctx context.Context, op string, members []Member) er
 		if !errors.As(err, &short) {
 			return err
 		}
-		if s.sys.MakeRoom(short) {
+		if s.sys.MakeRoom(ctx, short) {
 			continue
 		}
 		if ctx.Done() == nil {

@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -50,7 +51,7 @@ func (r *escalation) makeRoom(short *budget.Shortage) bool {
 	r.p.lacking.Add(1)
 	defer r.p.lacking.Add(-1)
 	short.Extend(0, r.p.lacks(r.w))
-	return r.p.sys.MakeRoom(short)
+	return r.p.sys.MakeRoom(context.Background(), short)
 }
 
 // escalation is what a request does that finds no memory. It tries again after each step:
