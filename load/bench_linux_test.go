@@ -3,6 +3,7 @@ package load_test
 import (
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -236,6 +237,73 @@ print(took)
 	seconds, err := strconv.ParseFloat(strings.TrimSpace(string(out)), 64)
 	require.NoError(b, err)
 	b.ReportMetric(float64(b.n)/seconds/1e9, "load_file-GB/s")
+}
+
+// BenchmarkLoadTwoDevices loads the halves of each tensor to two devices at once, as tensor parallelism does. The ratio
+// is to one device that loads its half alone; nothing is promised, since both read through the same host.
+func BenchmarkLoadTwoDevices(b *testing.B) {
+	const count = 128
+	t := benchOf(b, count, 32*mib)
+	all := t.d.System().Devices()
+	if len(all) < 2 {
+		b.Skipf("one GPU here (%v): a pair is needed", t.d)
+	}
+	m, err := load.OpenSafetensors(t.path)
+	require.NoError(b, err)
+	defer func() { require.NoError(b, m.Close()) }()
+	var streams [2]*cuda.Stream
+	var parts [2][]load.Part
+	var memory [2]*vmm.Buffer
+	for rank := range parts {
+		streams[rank], err = all[rank].NewStream(cuda.StreamOptions{})
+		require.NoError(b, err)
+		defer func() { require.NoError(b, streams[rank].Close()) }()
+		memory[rank], err = vmm.NewBuffer(all[rank], vmm.BufferOptions{Reserve: t.n / 2})
+		require.NoError(b, err)
+		defer func() { require.NoError(b, memory[rank].Close()) }()
+		require.NoError(b, memory[rank].Resize(nil, t.n/2))
+		for i := range count {
+			p, err := m.Part(fmt.Sprintf("model.layers.%d.weight", i))
+			require.NoError(b, err)
+			p, err = p.Shard(0, rank, 2)
+			require.NoError(b, err)
+			parts[rank] = append(parts[rank], p.To(memory[rank].Ptr()+cuda.Ptr(i*p.Size()), p.Size()))
+		}
+	}
+	loads := func(ranks ...int) took {
+		return timed(func() {
+			var wg sync.WaitGroup
+			for _, rank := range ranks {
+				wg.Go(func() {
+					if _, err := m.Load(b.Context(), load.Options{}, streams[rank], parts[rank]...); err != nil {
+						b.Error(err)
+					}
+				})
+			}
+			wg.Wait()
+		})
+	}
+	loads(0, 1) // pins
+	var both, alone []took
+	for range rounds {
+		both, alone = append(both, loads(0, 1)), append(alone, loads(0), loads(1))
+	}
+	for b.Loop() {
+		loads(0, 1)
+	}
+	block := some("block", "U8", 64*mib).bytes // of which each tensor is a half
+	for rank := range memory {
+		got := make([]byte, t.n/2)
+		half, err := memory[rank].Slice(0, len(got))
+		require.NoError(b, err)
+		require.NoError(b, half.CopyTo(nil, got))
+		for i := range count {
+			want := block[i%2*32*mib+rank*16*mib:][:16*mib]
+			require.Equal(b, crc32.ChecksumIEEE(want), crc32.ChecksumIEEE(got[i*16*mib:][:16*mib]))
+		}
+	}
+	t.report("both", middle(both))
+	b.ReportMetric(float64(middle(alone).wall)/float64(middle(both).wall), "ratio")
 }
 
 // BenchmarkLoadCold loads a file that the page cache does not have. Promised: what eight threads

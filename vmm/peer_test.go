@@ -11,35 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// eachPair runs a test on two devices that reach each other, of each driver.
-func eachPair(t *testing.T, test func(t *testing.T, d, peer *cuda.Device)) {
-	t.Run("software", func(t *testing.T) {
-		_, d, peer := twoDevices(t)
-		test(t, d, peer)
-	})
-	t.Run("real", func(t *testing.T) {
-		d, peer := realPair(t)
-		test(t, d, peer)
-	})
-}
-
-func realPair(tb testing.TB) (d, peer *cuda.Device) {
-	tb.Helper()
-	d = gputest.Real(tb)
-	all := d.System().Devices()
-	if len(all) < 2 {
-		tb.Skipf("one GPU here (%v): a pair is needed", d)
-	}
-	ok, err := all[1].CanAccess(d)
-	require.NoError(tb, err)
-	if !ok {
-		tb.Skipf("%v cannot reach %v", all[1], d)
-	}
-	return d, all[1]
-}
-
 func TestMemoryOfOneDeviceIsUsedFromAnother(t *testing.T) {
-	eachPair(t, func(t *testing.T, d, peer *cuda.Device) {
+	gputest.EachPair(t, func(t *testing.T, d, peer *cuda.Device) {
 		b, err := vmm.NewBuffer(d, vmm.BufferOptions{
 			Reserve: 256 * mib,
 			Chunks:  vmm.FixedChunks(2 * mib),
@@ -67,7 +40,7 @@ func TestMemoryOfOneDeviceIsUsedFromAnother(t *testing.T) {
 }
 
 func TestOneRangeStripedOverTwoDevices(t *testing.T) {
-	eachPair(t, func(t *testing.T, d, peer *cuda.Device) {
+	gputest.EachPair(t, func(t *testing.T, d, peer *cuda.Device) {
 		const chunk, n = 2 * mib, 6
 		r, err := vmm.Reserve(d, n*chunk, vmm.ReserveOptions{})
 		require.NoError(t, err)
@@ -152,7 +125,7 @@ func TestARunOfTwoDevicesIsMappedAtOnce(t *testing.T) {
 // BenchmarkPeerGrant grants a peer 64 chunks of 16 MiB: all in one call, as a
 // buffer does, and chunk by chunk.
 func BenchmarkPeerGrant(b *testing.B) {
-	d, peer := realPair(b)
+	d, peer := gputest.RealPair(b)
 	const chunk, n = 16 * mib, 64
 	grant := vmm.Access{Location: peer.Location(), Mode: vmm.ReadWrite}
 	revoke := vmm.Access{Location: peer.Location(), Mode: vmm.NoAccess}

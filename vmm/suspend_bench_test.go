@@ -183,6 +183,54 @@ func BenchmarkSuspend(b *testing.B) {
 	})
 }
 
+// BenchmarkSuspendTwoDevices suspends 16 GiB of each of two devices in one call, in turn with one device alone. Promised: each
+// device has 0.97 of the rate that it has alone.
+func BenchmarkSuspendTwoDevices(b *testing.B) {
+	const n = 16 * gib
+	near, far := gputest.RealPair(b)
+	h, _ := limits.OfHost()
+	if err := h.Check(2 * n); err != nil {
+		b.Skip(err)
+	}
+	var all []vmm.Memory
+	for _, d := range []*cuda.Device{near, far} {
+		ctx, err := core.ContextOf(testOp, d)
+		require.NoError(b, err)
+		bulk.Of(ctx).Retain(2 * n)
+		buffer, err := vmm.NewBuffer(d, vmm.BufferOptions{Reserve: n, Chunks: vmm.FixedChunks(sleepChunk), Access: []vmm.Access{
+			{Location: near.Location(), Mode: vmm.ReadWrite}, {Location: far.Location(), Mode: vmm.ReadWrite}}})
+		require.NoError(b, err)
+		defer func() { require.NoError(b, buffer.Close()) }()
+		require.NoError(b, buffer.Resize(nil, n))
+		all = append(all, buffer)
+	}
+	cycle := func(all ...vmm.Memory) (out, in time.Duration) {
+		start := time.Now()
+		z, err := vmm.Suspend(b.Context(), vmm.SuspendOptions{}, all...)
+		out = time.Since(start)
+		require.NoError(b, err)
+		start = time.Now()
+		require.NoError(b, z.Resume(b.Context()))
+		return out, time.Since(start)
+	}
+	cycle(all...)                  // pins
+	var out, in [3][]time.Duration // both, and each alone
+	for range rounds {
+		for i, some := range [][]vmm.Memory{all, all[:1], all[1:]} {
+			o, n := cycle(some...)
+			out[i], in[i] = append(out[i], o), append(in[i], n)
+		}
+	}
+	for b.Loop() {
+		cycle(all...)
+	}
+	for name, times := range map[string][3][]time.Duration{"out": out, "in": in} {
+		both, alone := middle(times[0]), max(middle(times[1]), middle(times[2]))
+		b.ReportMetric(2*n/both.Seconds()/1e9, name+"-both-GB/s")
+		b.ReportMetric(float64(alone)/float64(both), name+"-ratio")
+	}
+}
+
 // BenchmarkSuspendSmallChunks suspends 16 GiB in chunks of 2 MiB. It promises nothing, and shows what
 // chunks of that size cost: beside raw copies by pieces of 4 MiB on two streams (ratio).
 func BenchmarkSuspendSmallChunks(b *testing.B) {

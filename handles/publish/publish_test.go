@@ -603,22 +603,22 @@ func TestFollowersAndClientsCloseInEveryOrder(t *testing.T) {
 }
 
 func TestAFollowerOnAnotherDevice(t *testing.T) {
-	_, sys := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
-	d, peer := sys.Devices()[0], sys.Devices()[1]
-	server, path := publishing(t, publish.ServerOptions{})
-	a, p := published(t, server, d)
-	s, reader := stream(t, d), stream(t, peer)
-	f := followed(t, client(t, path), peer, publish.FollowOptions{ReadOnly: true})
-	for i := range 3 {
-		require.NoError(t, gputest.Err(a.Append(s, counting(i*1000, 1000))))
-		require.NoError(t, p.Announce(peertest.Context(t), a.Len(), s))
-		require.NoError(t, f.Next(peertest.Context(t), reader))
-		require.Equal(t, counting(0, (i+1)*1000), elementsOf(t, f.Array(), reader))
-	}
-	require.ErrorIs(t, f.Array().All().Zero(reader), cuda.ErrNotPermitted)
-	require.ErrorIs(t, f.Next(peertest.Context(t), nil), cuda.ErrInvalidArgument)
-	require.ErrorIs(t, f.Order(), cuda.ErrInvalidArgument)
-	require.ErrorIs(t, f.Order(stream(t, gputest.Software(t))), cuda.ErrForeign)
+	gputest.EachPair(t, func(t *testing.T, d, peer *cuda.Device) {
+		server, path := publishing(t, publish.ServerOptions{})
+		a, p := published(t, server, d)
+		s, reader := stream(t, d), stream(t, peer)
+		f := followed(t, client(t, path), peer, publish.FollowOptions{ReadOnly: true})
+		for i := range 3 {
+			require.NoError(t, gputest.Err(a.Append(s, counting(i*1000, 1000))))
+			require.NoError(t, p.Announce(peertest.Context(t), a.Len(), s))
+			require.NoError(t, f.Next(peertest.Context(t), reader))
+			require.Equal(t, counting(0, (i+1)*1000), elementsOf(t, f.Array(), reader))
+		}
+		require.ErrorIs(t, f.Array().All().Zero(reader), cuda.ErrNotPermitted)
+		require.ErrorIs(t, f.Next(peertest.Context(t), nil), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, f.Order(), cuda.ErrInvalidArgument)
+		require.ErrorIs(t, f.Order(stream(t, gputest.Software(t))), cuda.ErrForeign)
+	})
 }
 
 func TestWhatIsMissingIsNamed(t *testing.T) {

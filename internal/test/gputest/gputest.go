@@ -31,6 +31,37 @@ func Each(t *testing.T, test func(t *testing.T, d *cuda.Device)) {
 	t.Run("real", func(t *testing.T) { test(t, Real(t)) })
 }
 
+// EachPair runs a test on two devices of each driver that reach each other. Where there is one GPU
+// the real ones are skipped.
+func EachPair(t *testing.T, test func(t *testing.T, d, peer *cuda.Device)) {
+	t.Run("software", func(t *testing.T) {
+		_, s := sim.Open(t, sim.Options{Devices: make([]sim.DeviceOptions, 2)})
+		test(t, s.Devices()[0], s.Devices()[1])
+	})
+	t.Run("real", func(t *testing.T) {
+		d, peer := RealPair(t)
+		test(t, d, peer)
+	})
+}
+
+// RealPair is Real with a second device, which reaches the first.
+func RealPair(tb testing.TB) (d, peer *cuda.Device) {
+	tb.Helper()
+	d = Real(tb)
+	all := d.System().Devices()
+	if len(all) < 2 {
+		tb.Skipf("one GPU here (%v): a pair is needed", d)
+	}
+	ok, err := all[1].CanAccess(d)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	if !ok {
+		tb.Skipf("%v cannot reach %v", all[1], d)
+	}
+	return d, all[1]
+}
+
 // Software is the first device of a machine of the test's own.
 func Software(tb testing.TB) *cuda.Device {
 	tb.Helper()
