@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -112,7 +113,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	x.refused(ErrWriting, request{kind: wire.BrokerAttach, name: "w"})
 	x.refused(ErrWriting, request{kind: wire.BrokerRemove, name: "w"})
 	manifest := func(text string) *peer.FD {
-		f, err := manifestFile("test", []byte(text))
+		f, err := exchange.TextFile("test", "a manifest", []byte(text))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, f.Close()) })
 		return f

@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -143,7 +144,7 @@ func (o *Object) describe(op string, f *peer.FD) error {
 		return nil
 	}
 	defer func() { _ = f.Close() }()
-	text, err := manifestText(op, f)
+	text, err := exchange.ReadText(op, "a manifest", f)
 	if err != nil {
 		return err
 	}
@@ -363,7 +364,7 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 	if err := share.Of(w.o.buffer).Seal(op, fmt.Sprintf("object %q, which was committed", w.o.about.Name)); err != nil {
 		return nil, err
 	}
-	f, err := manifestFile(op, text)
+	f, err := exchange.TextFile(op, "a manifest", text)
 	if err != nil {
 		return nil, err
 	}

@@ -2,22 +2,18 @@ package broker
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/sealedfile"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
 const (
 	// MaxName bounds the name of an object, in bytes of UTF-8.
 	MaxName = 255
-	// maxManifest bounds the text of a manifest, in bytes: some 500,000 tensors.
-	maxManifest = 64 << 20
 	// maxListing is how many objects a message lists.
 	maxListing = 512
 )
@@ -293,28 +289,4 @@ func (r *reply) err(op string) error {
 		kind = statuses[r.status]
 	}
 	return errs.Peer(op, kind, "the broker refused: "+errs.Words(r.reason), "see the reason")
-}
-
-// manifestText reads a manifest's text from a file, which nobody can change.
-func manifestText(op string, f *peer.FD) (text []byte, err error) {
-	err = f.Use(func(n int) error {
-		text, err = sealedfile.Read(n, maxManifest)
-		return err
-	})
-	if err != nil {
-		return nil, errs.PeerCause(err, op, nil, "a manifest", fmt.Sprintf("pass a sealed memory file of at most %s", errs.Bytes(maxManifest)))
-	}
-	return text, nil
-}
-
-// manifestFile makes a file of a manifest's text, which the caller closes.
-func manifestFile(op string, text []byte) (*peer.FD, error) {
-	if len(text) > maxManifest {
-		return nil, errs.PeerInvalid(op, fmt.Sprintf("a manifest of %s of text", errs.Bytes(len(text))), fmt.Sprintf("use at most %s: divide the object", errs.Bytes(maxManifest)))
-	}
-	n, err := sealedfile.New("cuvmm manifest", text)
-	if err != nil {
-		return nil, errs.SystemCall(op, "a file for the manifest", err)
-	}
-	return peer.NewFD(n)
 }

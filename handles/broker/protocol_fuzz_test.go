@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/wire"
 	"github.com/stretchr/testify/require"
 )
@@ -48,7 +49,7 @@ func TestMessagesCrossTheConnection(t *testing.T) {
 }
 
 func TestMessagesThatBreakTheProtocol(t *testing.T) {
-	f, err := manifestFile("test", nil)
+	f, err := exchange.TextFile("test", "a manifest", nil)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, f.Close()) }()
 	bad := func(r request, change func(m *peer.Message)) peer.Message {

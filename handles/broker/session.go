@@ -16,6 +16,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/exchange"
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -310,12 +311,11 @@ func (s *session) make(op string, d *cuda.Device, o *object, bytes int) error {
 // commit seals what the client wrote, and returns its version.
 func (s *session) commit(op string, r *request) (uint64, error) {
 	b := s.b
-	text, err := manifestText(op, r.manifest)
+	text, err := exchange.ReadText(op, "a manifest", r.manifest)
 	if err != nil {
 		_ = r.manifest.Close()
 		return 0, err
 	}
-	link.Of(r.manifest).SetForeign(false) // it is a memory file, whose close takes no time
 	var m handles.Manifest
 	if err := m.UnmarshalBinary(text); err != nil {
 		_ = r.manifest.Close()
