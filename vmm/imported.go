@@ -245,7 +245,7 @@ func (b *buffer) Seal(op, what string) error {
 
 // About implements share.Memory.
 func (b *buffer) About() share.About {
-	return share.About{Device: b.dev, Base: b.res.Base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.Size,
+	return share.About{Device: b.dev, Base: b.res.Base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.Size, Tag: cuda.Tag(b.Label().Tag),
 		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed.Load()}
 }
 

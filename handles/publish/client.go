@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -258,4 +259,8 @@ type Listing struct {
 	// Identity is random. It stays when another process takes the publication over, and
 	// differs if a publication of that name is made anew.
 	Identity [16]byte
+	// Tag is the group that the memory belongs to, in the publisher's words, and Description the
+	// SHA-256 of the description, which is zero if there is none ([PublishOptions]).
+	Tag         cuda.Tag
+	Description [32]byte
 }

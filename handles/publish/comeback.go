@@ -67,8 +67,15 @@ func (f *follower) attach(k *line) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = r.page.Close() }()
-	w, err := f.fits(k, said, r.page)
+	defer r.close()
+	told, err := k.readDescription(opFollower, said, r.text)
+	if err == nil {
+		err = f.continues(said, &told)
+	}
+	var w *pageSlot
+	if err == nil {
+		w, err = k.openSlot(opFollower, f.dev, r.page, said.slot)
+	}
 	if err != nil {
 		k.leave(said.token, r.mailbox)
 		return err
@@ -87,7 +94,7 @@ func (f *follower) attach(k *line) error {
 			f.sub.spoil()
 			f.changeLocked()
 		}
-		f.attachment, f.about.Exporter = newAttachment(k, said, r.mailbox, w), said.about.Exporter
+		f.attachment, f.about.Exporter, f.told = newAttachment(k, said, r.mailbox, w), said.about.Exporter, told
 	} else {
 		old = w
 	}
@@ -104,13 +111,13 @@ func (f *follower) attach(k *line) error {
 	return err
 }
 
-// fits checks that the publication is of the kind that was followed, and opens the new
-// word.
-func (f *follower) fits(k *line, said *accepted, page *peer.FD) (*pageSlot, error) {
+// continues checks that the publication is of the kind that was followed, with the tensors in the
+// same places.
+func (f *follower) continues(said *accepted, told *description) error {
 	was, is := f.about, said.about
 	if is.Kind != was.Kind || is.Element != was.Element || is.ElementSize != was.ElementSize || is.Location != was.Location || is.Device != was.Device {
-		return nil, errs.Peer(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
+		return errs.Peer(opFollower, handles.ErrMismatch, "a publication of the same name with other elements, or on another device",
 			"close the follower, and follow the publication anew")
 	}
-	return k.openSlot(opFollower, f.dev, page, said.slot)
+	return told.matches(opFollower, f.name, f.told.manifest)
 }

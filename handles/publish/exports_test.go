@@ -97,7 +97,7 @@ func TestAnUpdateWhoseDescriptorsDoNotFit(t *testing.T) {
 			return ack
 		}
 		null := peertest.NullFD(t)
-		_ = c.Send(context.Background(), pack(&accepted{n, to, identity{}, 64 << 20, 0, about(d)}, memoryFile(t, 4096, sealed)))
+		_ = c.Send(context.Background(), pack(&accepted{number: n, token: to, reserved: 64 << 20, about: about(d)}, memoryFile(t, 4096, sealed)))
 		_ = exchanged(&update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, last: true}) // it is ready
 		peertest.NoRoom(t, func() {
 			refused <- exchanged(&update{state: Live, token: to, serial: 2, generation: 2, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}, null)

@@ -37,6 +37,9 @@ type FollowOptions struct {
 	Align int
 	// MaxChunks is the most chunks; 0 is handles.MaxChunks.
 	MaxChunks int
+	// Expect is the manifest that the publication must have, but for the tensors' digests. It is compared before
+	// anything is mapped; handles.ErrMismatch names the fields that differ. Nil compares nothing.
+	Expect *handles.Manifest
 	// KeepDescriptors keeps the file descriptors of the memory, so that it can be
 	// passed on and taken over: see handles.ImportOptions.
 	KeepDescriptors bool
@@ -139,8 +142,17 @@ func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name strin
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = r.page.Close() }()
+	defer r.close()
+	told, err := k.readDescription(op, said, r.text)
+	if err == nil {
+		err = told.matches(op, name, o.Expect)
+	}
+	if err != nil {
+		k.leave(said.token, r.mailbox)
+		return nil, err
+	}
 	f := newFollower(k, name, said, r.mailbox, d, o)
+	f.told = told
 	if room > 0 && said.reserved > room {
 		err = k.conn.in.Fail(errs.Violation("a range of %d bytes, where %d were requested", said.reserved, room))
 	} else {

@@ -36,7 +36,7 @@ func TestALimitOfChunksIsTheFollowersErrorAlone(t *testing.T) {
 // A follower's own limit holds, whatever the server sends.
 func TestARangeBeyondTheCap(t *testing.T) {
 	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
-		_ = c.Send(peertest.Context(t), pack(&accepted{n, token{1}, identity{}, 1 << 40, 0, about(d)}, memoryFile(t, 4096, sealed)))
+		_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: token{1}, reserved: 1 << 40, about: about(d)}, memoryFile(t, 4096, sealed)))
 	})
 	f, err := Follow[uint32](peertest.Context(t), k, d, "numbers", FollowOptions{Reserve: 2 << 20})
 	if err == nil {

@@ -57,6 +57,7 @@ type follower struct {
 	// and mu.
 	attachment
 	about handles.Descriptor // its exporter is the current publisher
+	told  description
 	words lock.RWMutex[lock.Words]
 
 	// The order of streams. stream waits for the word, and is nil if the CPU does; waiting

@@ -36,12 +36,21 @@ type line struct {
 	retired   bool  // another connection replaces this one
 }
 
-// reply is the server's to a request. Its receiver owns the page, which is nil if its
-// descriptor did not fit into this process.
+// reply is the server's to a request. Its receiver owns the page and the description's file, each
+// of which is nil if its descriptor did not fit into this process; without a description there is none.
 type reply struct {
 	message message
 	page    *peer.FD
+	text    *peer.FD
 	mailbox *mailbox
+}
+
+// close closes the files.
+func (r *reply) close() { _ = peer.CloseAll([]*peer.FD{r.page, r.text}) }
+
+// complete reports whether all files fitted into this process.
+func (r *reply) complete(s *accepted) bool {
+	return r.page != nil && (r.text != nil || s.form == noDescription)
 }
 
 // mailbox receives a follower's updates, one at a time, and their end.
@@ -195,7 +204,10 @@ func (k *line) dispatchLocked(said message, m peer.Message) (unwanted bool, err 
 		if _, there := k.followers[s.token]; there {
 			return false, errs.Violation("two followers of one token")
 		}
-		r := reply{message: s, page: m.FDs[0], mailbox: newMailbox()} // the page is nil if it was lost
+		r := reply{message: s, page: m.FDs[0], mailbox: newMailbox()}
+		if s.form != noDescription {
+			r.text = m.FDs[1]
+		}
 		unwanted, err := k.replyLocked(s.number, r)
 		switch {
 		case err != nil:
@@ -350,7 +362,7 @@ func (k *line) abandon(number uint32, to chan reply) {
 // discard gives up what a reply brought.
 func (k *line) discard(r reply) {
 	if s, ok := r.message.(*accepted); ok {
-		_ = r.page.Close()
+		r.close()
 		k.leave(s.token, r.mailbox)
 	}
 }
@@ -385,7 +397,7 @@ func (k *line) list(ctx context.Context) ([]Listing, error) {
 	}
 	all := make([]Listing, len(said.entries))
 	for i, e := range said.entries {
-		all[i] = Listing{e.name, e.kind, e.access, e.element, int(e.size), int(e.length), int(e.bytes), e.generation, e.identity}
+		all[i] = Listing{e.name, e.kind, e.access, e.element, int(e.size), int(e.length), int(e.bytes), e.generation, e.identity, e.tag, e.digest}
 	}
 	slices.SortFunc(all, func(a, b Listing) int { return cmp.Compare(a.Name, b.Name) })
 	return all, nil
@@ -434,9 +446,9 @@ func (k *line) subscribe(ctx context.Context, op, name string, room uint64, read
 	switch {
 	case !ok:
 		return nil, r, k.unexpected(op, r)
-	case r.page == nil:
+	case !r.complete(s):
 		k.discard(r)
-		return nil, r, errs.FilesLost("the page of the fence word was dropped")
+		return nil, r, errs.FilesLost("the page of the fence word, or the description, was dropped")
 	}
 	return s, r, nil
 }

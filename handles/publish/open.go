@@ -50,7 +50,7 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = r.page.Close() }()
+	defer r.close()
 	defer k.leave(said.token, r.mailbox)
 	if err := want.of(op, name, &said.about); err != nil {
 		return nil, err

@@ -2,9 +2,11 @@ package publish
 
 import (
 	"crypto/rand"
+	"crypto/sha256"
 	"fmt"
 	"math"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -24,8 +26,10 @@ import (
 //	  leave    token                     ends a follower
 //	to the client
 //	  listing  number, entries           replies to list
-//	  accepted number, token, publication, reserved, slot, descriptor, and a file:
-//	           the page                  replies to follow
+//	  accepted number, token, publication, reserved, slot, descriptor, tag, and
+//	           form and digest of the description, and files: the page, and the
+//	           description if there is one
+//	                                     replies to follow
 //	  denied   number, status, reason    replies to list or follow
 //	  view     token, serial, generation, state, ordered, length, keep, flags, status,
 //	           reason, chunks, and a file for each chunk
@@ -38,6 +42,8 @@ import (
 const (
 	// MaxName is the longest name of a publication, in bytes.
 	MaxName = 255
+	// maxTag is the longest tag, in bytes.
+	maxTag = 128
 	// maxPublications keeps a listing within a message.
 	maxPublications = 2048
 )
@@ -131,6 +137,8 @@ type entry struct {
 	bytes      uint64
 	generation uint64
 	identity   identity
+	tag        cuda.Tag
+	digest     [sha256.Size]byte // of the description; zero if there is none
 }
 
 type listing struct {
@@ -147,6 +155,8 @@ type accepted struct {
 	reserved uint64
 	slot     uint32
 	about    handles.Descriptor
+	tag      cuda.Tag
+	described
 }
 
 type denied struct {
@@ -261,6 +271,8 @@ func (m *listing) encode(e *wire.Encoder) {
 		e.Uint64(i.bytes)
 		e.Uint64(i.generation)
 		e.Raw(i.identity[:])
+		e.Text(string(i.tag), maxTag)
+		e.Raw(i.digest[:])
 	}
 }
 
@@ -275,6 +287,9 @@ func (m *accepted) encode(e *wire.Encoder) {
 		panic(fmt.Sprintf("publish: a publication's own descriptor: %v", err))
 	}
 	e.Blob(about)
+	e.Text(string(m.tag), maxTag)
+	e.Uint8(uint8(m.form))
+	e.Raw(m.digest[:])
 }
 
 func (m *denied) encode(e *wire.Encoder) {
@@ -346,7 +361,7 @@ func (d *decoder) view() message {
 const chunkBytes = 2 * 8
 
 // entryBytes is the least size of an entry.
-const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8 + 16
+const entryBytes = 2 + 1 + 1 + 1 + 4 + 3*8 + 16 + 2 + sha256.Size
 
 // toServer reads a message to a server, which brings no files.
 func toServer(kind uint16, body []byte, files int) (message, error) {
@@ -391,7 +406,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 	case wire.Listing:
 		l := &listing{number: d.Uint32()}
 		for range d.Count(entryBytes, maxPublications) {
-			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.size(), d.size(), d.Uint64(), d.identity()})
+			l.entries = append(l.entries, entry{d.Text(MaxName), handles.Kind(d.Uint8()), d.access(), handles.ElementType(d.Uint8()), d.Uint32(), d.size(), d.size(), d.Uint64(), d.identity(), d.tag(), d.digest()})
 		}
 		m = l
 	case wire.Accepted:
@@ -401,7 +416,14 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 				d.Fail("%w", err)
 			}
 		}
-		m, want = a, 1
+		a.tag, a.described = d.tag(), described{form(d.Uint8()), d.digest()}
+		none := a.form == noDescription
+		if a.form >= forms || none && a.digest != [sha256.Size]byte{} {
+			d.Fail("a digest of a description of form %d", a.form)
+		}
+		if m, want = a, 2; none {
+			want = 1
+		}
 	case wire.Denied:
 		m = &denied{d.Uint32(), d.status(), d.Text(wire.MaxReason)}
 	case wire.View:
@@ -440,6 +462,13 @@ func (d *decoder) size() uint64 {
 }
 
 func (d *decoder) identity() identity { return identity(d.token()) }
+
+func (d *decoder) tag() cuda.Tag { return cuda.Tag(d.Text(maxTag)) }
+
+func (d *decoder) digest() (sum [sha256.Size]byte) {
+	copy(sum[:], d.Raw(len(sum)))
+	return sum
+}
 
 func (d *decoder) status() status {
 	s := status(d.Uint8())

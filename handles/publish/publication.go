@@ -8,6 +8,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -38,6 +39,10 @@ type Publication struct {
 	hold     share.Hold
 	about    handles.Descriptor
 	unit     uint64 // bytes of an element
+	// told is what followers are told of the memory, and text the file of the description, if
+	// there is one, until nothing is sent any more.
+	told     description
+	text     *peer.FD
 	timeline *timeline
 	// exports are the descriptors that are being sent.
 	exports exchange.Set
@@ -81,29 +86,38 @@ type Publication struct {
 // Publish publishes a buffer under a name of 1 to MaxName bytes, which must be
 // unused (cuda.ErrInUse). The buffer's memory must have been created with a descriptor
 // as handle type, which is the default if location and device support it. Followers
-// see nothing until the first Announce.
-func (s *Server) Publish(name string, b *vmm.Buffer) (*Publication, error) {
+// see nothing until the first Announce. They are told the buffer's tag, and what the options say, of
+// which there is at most one.
+func (s *Server) Publish(name string, b *vmm.Buffer, o ...PublishOptions) (*Publication, error) {
 	const op = "publish.Server.Publish"
 	if b == nil {
 		return nil, errs.PeerInvalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
-	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, nil)
+	said, err := describe(op, o)
+	if err != nil {
+		return nil, err
+	}
+	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, said, nil)
 }
 
 // Array publishes an array, as [Server.Publish] does a buffer. Followers
 // must name the same element type.
-func Array[T any](s *Server, name string, a *vmm.Array[T]) (*Publication, error) {
+func Array[T any](s *Server, name string, a *vmm.Array[T], o ...PublishOptions) (*Publication, error) {
 	const op = "publish.Array"
 	if a.Buffer() == nil {
 		return nil, errs.PeerInvalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
+	said, err := describe(op, o)
+	if err != nil {
+		return nil, err
+	}
 	element, size := handles.ElementOf[T]()
-	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), nil)
+	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), said, nil)
 }
 
 // publish makes a publication, which continues that of a publisher that ended if from is
 // not nil.
-func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, from *legacy) (*Publication, error) {
+func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, unit uint64, told description, from *legacy) (*Publication, error) {
 	if s == nil {
 		return nil, errs.PeerInvalid(op, "a nil server", "make one with NewServer")
 	}
@@ -120,6 +134,12 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	if about.Followed {
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, "the memory of a follower, whose length another publisher announces", "close the follower first, publish a copy, or use TakeOver")
 	}
+	if from == nil {
+		told.tag = about.Tag
+	}
+	if err := told.fits(op, about.Reserved); err != nil {
+		return nil, err
+	}
 	if err := phys.Exportable(op, driver.HandlePosixFD, about.Asked, about.Imported, about.Granularity); err != nil {
 		return nil, err
 	}
@@ -133,12 +153,17 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		return nil, errs.PeerClosed(op, "server")
 	}
 	defer s.closer.Release()
-	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit,
+	p := &Publication{server: s, name: name, identity: newIdentity(), memory: m, about: d, unit: unit, told: told,
 		exports: exchange.Set{Followed: true}, followers: map[*replicator]struct{}{}, changes: wait.NewSlot(), changed: make(chan struct{})}
 	p.ctx, p.end = context.WithCancel(context.Background())
 	p.users.Store(2)
+	if told.form != noDescription {
+		if p.text, err = exchange.TextFile(op, "a description", told.text); err != nil {
+			return nil, err
+		}
+	}
 	if p.hold, err = m.Hold(op, fmt.Sprintf("publication %q", name), 0); err != nil {
-		return nil, err
+		return nil, errors.Join(err, p.text.Close())
 	}
 	if p.timeline, err = newTimeline(about.Device); err == nil {
 		exchange.Warm.Enter() // until Withdraw
@@ -159,7 +184,7 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 		err = errors.Join(p.timeline.drop(err), p.mem.Release())
 	}
 	p.hold.Release()
-	return nil, err
+	return nil, errors.Join(err, p.text.Close())
 }
 
 // made refuses a publication that no server made.
@@ -277,6 +302,7 @@ func (p *Publication) timelineClosed(err error) error {
 // drop removes a user of the publication. The last user ends its closing.
 func (p *Publication) drop() {
 	if p.users.Add(-1) == 0 {
+		_ = p.text.Close() // whose number is released even after an error
 		p.ending.End(p.closing)
 	}
 }

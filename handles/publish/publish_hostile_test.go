@@ -449,7 +449,9 @@ const sealed = unix.F_SEAL_GROW | unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL
 func TestHostileServersAreRefused(t *testing.T) {
 	size := int64(os.Getpagesize())
 	to := token{1}
-	welcome := func(d *cuda.Device, n uint32) message { return &accepted{n, to, identity{}, 64 << 20, 0, about(d)} }
+	welcome := func(d *cuda.Device, n uint32) message {
+		return &accepted{number: n, token: to, reserved: 64 << 20, about: about(d)}
+	}
 	first := &update{state: Live, token: to, serial: 1, generation: 1, ordered: 1, length: 10, last: true, chunks: []chunk{{1, 2 << 20}}}
 	for what, row := range map[string]struct {
 		is  error
@@ -489,26 +491,26 @@ func TestHostileServersAreRefused(t *testing.T) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed|unix.F_SEAL_WRITE)))
 		}},
 		"a word beyond the page": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, uint32(size / 8), about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, reserved: 64 << 20, slot: uint32(size / 8), about: about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an absurd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 1 << 63, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, reserved: 1 << 63, about: about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an empty range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 0, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, about: about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"an odd range": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 3 << 20, 0, about(d)}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, reserved: 3 << 20, about: about(d)}, memoryFile(t, size, sealed)))
 		}},
 		"another device": {cuda.ErrNotSupported, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Device[3]++
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, reserved: 64 << 20, about: other}, memoryFile(t, size, sealed)))
 		}},
 		"other elements": {handles.ErrMismatch, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			other := about(d)
 			other.Element = handles.Int32
-			_ = c.Send(peertest.Context(t), pack(&accepted{n, to, identity{}, 64 << 20, 0, other}, memoryFile(t, size, sealed)))
+			_ = c.Send(peertest.Context(t), pack(&accepted{number: n, token: to, reserved: 64 << 20, about: other}, memoryFile(t, size, sealed)))
 		}},
 		"an update for another follower": {peer.ErrProtocol, func(t *testing.T, c *peer.Conn, d *cuda.Device, n uint32) {
 			_ = c.Send(peertest.Context(t), pack(welcome(d, n), memoryFile(t, size, sealed)))
@@ -599,7 +601,7 @@ func TestServersThatDoNotAnswer(t *testing.T) {
 	k, d := fake(t, func(c *peer.Conn, d *cuda.Device, n uint32) {
 		<-release
 		page := memoryFile(t, int64(os.Getpagesize()), sealed)
-		_ = c.Send(context.Background(), pack(&accepted{n, token{1}, identity{}, 64 << 20, 0, about(d)}, page))
+		_ = c.Send(context.Background(), pack(&accepted{number: n, token: token{1}, reserved: 64 << 20, about: about(d)}, page))
 		m, err := c.Receive(context.Background())
 		if err == nil && m.Kind == wire.Leave {
 			close(said)

@@ -13,6 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+var float32s = handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4,
+	Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: handles.Process{PID: 12, Instance: [16]byte{13}}}
+
 // said is one of each message.
 var said = []message{
 	&list{1},
@@ -20,9 +23,9 @@ var said = []message{
 	&follow{number: 2, access: ReadAccess, room: 1 << 30, name: "weights", has: possession{identity{3}, 4, 5, []uint64{6, 7}}},
 	&done{token{3}, 4, statusFailed, 5, "no room"},
 	&leave{token{6}},
-	&listing{7, []entry{{"weights", handles.ArrayKind, WriteAccess, handles.Float32, 4, 1000, 2 << 20, 8, identity{9}}, {"größe", handles.BufferKind, ReadAccess, handles.NoElement, 0, 0, 0, 0, identity{}}}},
-	&accepted{9, token{10}, identity{9}, 1 << 40, 11, handles.Descriptor{Kind: handles.ArrayKind, Element: handles.Float32, ElementSize: 4,
-		Location: cuda.OnDevice(1), Device: cuda.UUID{11}, Handle: vmm.PosixFD, Exporter: handles.Process{PID: 12, Instance: [16]byte{13}}}},
+	&listing{7, []entry{{"weights", handles.ArrayKind, WriteAccess, handles.Float32, 4, 1000, 2 << 20, 8, identity{9}, "model", [32]byte{1}}, {"größe", handles.BufferKind, ReadAccess, handles.NoElement, 0, 0, 0, 0, identity{}, "", [32]byte{}}}},
+	&accepted{9, token{10}, identity{9}, 1 << 40, 11, float32s, "", described{}},
+	&accepted{9, token{10}, identity{9}, 1 << 40, 11, float32s, "größe", described{manifestForm, [32]byte{14}}},
 	&denied{14, statusUnknown, "no such name"},
 	&update{token{15}, 16, 17, Live, 16, 18, 1, true, false, []chunk{{21, 2 << 20}, {22, 4 << 20}}},
 	&update{token{15}, 16, 17, Stale, 16, 18, 1, true, true, nil},
@@ -34,6 +37,9 @@ var said = []message{
 func files(m message) int {
 	switch m := m.(type) {
 	case *accepted:
+		if m.form != noDescription {
+			return 2
+		}
 		return 1
 	case *update:
 		return len(m.chunks)

@@ -169,7 +169,7 @@ func (ss *session) entries() []entry {
 			continue
 		}
 		v := p.viewNow()
-		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, uint32(p.about.ElementSize), v.length, sizeOf(v.chunks), v.generation, p.identity})
+		all = append(all, entry{p.name, p.about.Kind, access, p.about.Element, uint32(p.about.ElementSize), v.length, sizeOf(v.chunks), v.generation, p.identity, p.told.tag, p.told.digest})
 	}
 	return all
 }
@@ -270,7 +270,11 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 	defer func() { _ = f.file.Close() }()
 	joined()
 	// The follower receives nothing before this.
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about}, f.file)); err != nil {
+	files := []*peer.FD{f.file}
+	if p.text != nil {
+		files = append(files, p.text)
+	}
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about, p.told.tag, p.told.described}, files...)); err != nil {
 		f.finished()
 		return nil, err
 	}

@@ -251,7 +251,7 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 	if err := f.memory.Own(op); err != nil {
 		return nil, err
 	}
-	p, err := s.publish(op, f.name, f.memory, f.about, f.replica.unit, &from)
+	p, err := s.publish(op, f.name, f.memory, f.about, f.replica.unit, f.description(), &from)
 	if err != nil {
 		return nil, err
 	}

@@ -102,7 +102,7 @@ func (h *heir) obey(do task) (err error) {
 		if h.array, err = vmm.NewArray[uint32](h.d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)}); err != nil {
 			return err
 		}
-		h.p, err = publish.Array(h.server, "numbers", h.array)
+		h.p, err = publish.Array(h.server, "numbers", h.array, publish.PublishOptions{Description: []byte("counted from 0")})
 	case "append":
 		if _, err := h.array.Append(nil, counting(h.array.Len(), do.N)); err != nil {
 			return err
@@ -172,6 +172,9 @@ func (h *heir) obey(do task) (err error) {
 		h.client, err = publish.Dial(ctx, path, o)
 		if err == nil {
 			h.f, err = publish.Follow[uint32](ctx, h.client, h.d, "numbers", publish.FollowOptions{KeepDescriptors: true})
+		}
+		if err == nil && string(h.f.Description()) != "counted from 0" { // which each publisher passes on
+			err = fmt.Errorf("a description %q", h.f.Description())
 		}
 	case "until":
 		for err == nil && h.f.Len() != do.N {

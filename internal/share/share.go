@@ -128,6 +128,8 @@ type About struct {
 	Asked driver.AllocationProp
 	// Granularity and Reserved in bytes.
 	Granularity, Reserved uint64
+	// Tag is the group that the buffer belongs to.
+	Tag cuda.Tag
 	// Imported memory belongs to another process (or to this one, exported and
 	// imported again). It can be passed on if Asked names a handle type.
 	Imported bool

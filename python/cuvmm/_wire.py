@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
 _REASON = 512
 _NAME = 255
-_LIMITS = {"name": _NAME, "reason": _REASON}
+_LIMITS = {"name": _NAME, "reason": _REASON, "tag": 128}
 MAX_CHUNKS = 1 << 16
 MAX_BATCH = 64
 MAX_PUBLICATIONS = 2048
@@ -74,9 +74,10 @@ SHAPES: Dict[int, Shape] = _shapes(
     ("listing", 0xF181, "client",
      (("number", "u32"),
       ("entries", (("name", "text"), ("kind", "u8"), ("access", "u8"), ("element", "u8"), ("element size", "u32"),
-                   ("length", "u64"), ("bytes", "u64"), ("generation", "u64"), ("publication", "16 bytes"))))),
+                   ("length", "u64"), ("bytes", "u64"), ("generation", "u64"), ("publication", "16 bytes"), ("tag", "text"), ("description", "32 bytes"))))),
     ("accepted", 0xF182, "client",
-     (("number", "u32"), ("token", "16 bytes"), ("publication", "16 bytes"), ("reserved", "u64"), ("slot", "u32"), ("descriptor", "blob"))),
+     (("number", "u32"), ("token", "16 bytes"), ("publication", "16 bytes"), ("reserved", "u64"), ("slot", "u32"), ("descriptor", "blob"), ("tag", "text"), ("form", "u8"),
+      ("description", "32 bytes"))),
     ("denied", 0xF183, "client", (("number", "u32"), ("status", "u8"), ("reason", "text"))),
     ("view", 0xF184, "client",
      (("token", "16 bytes"), ("serial", "u64"), ("generation", "u64"), ("state", "u8"), ("ordered", "u64"), ("length", "u64"),
@@ -183,8 +184,8 @@ class _Reader:
             if v > 1:
                 raise self.fail(f"{v} where 0 or 1 belongs")
             return v == 1
-        if kind == "16 bytes":
-            return self.take(16)
+        if kind in ("16 bytes", "32 bytes"):
+            return self.take(int(kind[:2]))
         if kind == "text":
             n = self.integer("u16")
             if n > _LIMITS[name]:
@@ -211,7 +212,7 @@ def _least(layout: Layout) -> int:
 
 #: Ranges of values that are narrower than their types.
 _MAX_SIZE = (1 << 63) - 1
-_RANGES = {"access": (1, 2), "status": (0, 7), "state": (1, 5), "room": (0, _MAX_SIZE), "length": (0, _MAX_SIZE), "bytes": (0, _MAX_SIZE), "reserved": (0, _MAX_SIZE), "size": (0, _MAX_SIZE)}
+_RANGES = {"access": (1, 2), "form": (0, 2), "status": (0, 7), "state": (1, 5), "room": (0, _MAX_SIZE), "length": (0, _MAX_SIZE), "bytes": (0, _MAX_SIZE), "reserved": (0, _MAX_SIZE), "size": (0, _MAX_SIZE)}
 
 
 def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
@@ -230,6 +231,8 @@ def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
                 raise r.fail(f"{name} {entry[name]}, where {least} to {most} are allowed")
     if shape.name == "follow" and not fields["name"]:
         raise r.fail("an empty name")
+    if shape.name == "accepted" and not fields["form"] and any(fields["description"]):
+        raise r.fail("a digest without a description")
     if shape.name == "fabric":
         n, rest = divmod(len(fields["handles"]), FABRIC_HANDLE)
         if rest or not 1 <= n <= MAX_BATCH:
@@ -240,7 +243,7 @@ def decode(kind: int, body: bytes, to: str) -> Tuple[str, Fields]:
 def read(m: "Message", to: str) -> Tuple[str, Fields]:
     """Decodes a message to this side, and checks the number of its file descriptors."""
     name, fields = decode(m.kind, m.body, to)
-    least = len(fields["chunks"]) if name == "view" else 1 if name in ("accepted", "chunks") else 0
+    least = len(fields["chunks"]) if name == "view" else 1 + (fields["form"] > 0) if name == "accepted" else 1 if name == "chunks" else 0
     most = MAX_BATCH if name == "chunks" else least
     if not least <= len(m.files) <= most and not (m.lost and most):
         raise ProtocolError(f"message {name}: {len(m.files)} file descriptors, where {least} to {most} belong to it", "use compatible versions of both libraries")

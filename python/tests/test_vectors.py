@@ -25,7 +25,7 @@ def to_fields(layout: Any, fields: Any) -> Any:
         v = fields[name]
         if not isinstance(kind, str):
             v = [to_fields(kind, e) for e in v]
-        elif kind in ("16 bytes", "bytes", "blob"):
+        elif kind in ("16 bytes", "32 bytes", "bytes", "blob"):
             v = bytes.fromhex(v)
         out[name] = v
     return out

@@ -128,7 +128,7 @@ func (l Layout) Encode(t testing.TB, values Fields) (b []byte) {
 			b = le.AppendUint32(b, uint32(number(v)))
 		case "u64":
 			b = le.AppendUint64(b, number(v))
-		case "16 bytes", "bytes":
+		case "16 bytes", "32 bytes", "bytes":
 			b = append(b, raw(v)...)
 		case "text":
 			b = append(le.AppendUint16(b, uint16(len(v.(string)))), v.(string)...)
@@ -174,6 +174,8 @@ func (l Layout) Numbers() (all []Number) {
 			add(8)
 		case "16 bytes":
 			add(8, 8)
+		case "32 bytes":
+			add(8, 8, 8, 8)
 		case "":
 			add(4)
 			if i == len(l)-1 {
