@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import threading
@@ -11,21 +10,21 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Opt
 
 from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
+from ._description import read_text, text_file
 from ._descriptor import ELEMENTS
 from ._manifest import Placed, parse
 from ._process import OfProcess
+from ._undo import File
 from .array import close_at_exit
 from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, dial
-from .weights import Tensor, placed, tensor, within
+from .weights import Tensors, placed, within
 
 T = TypeVar("T")
 
 #: The kinds of a denied request, by their numbers.
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
-_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-_MAX_MANIFEST = 64 << 20
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
 
 
@@ -57,23 +56,7 @@ def default_socket() -> str:
     return os.path.join(runtime, "cuvmm", "broker") if runtime else os.path.join(os.environ.get("TMPDIR") or "/tmp", f"cuvmm-{os.getuid()}", "broker")
 
 
-class _Tensors(Mapping[str, Tensor]):
-    """The tensors in memory, by name."""
-
-    memory: Imported
-    _placed: Dict[str, Placed]
-
-    def __getitem__(self, name: str) -> Tensor:
-        return tensor(self.memory.array, self._placed[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._placed)
-
-    def __len__(self) -> int:
-        return len(self._placed)
-
-
-class Object(_Tensors):
+class Object(Tensors):
     """An object that this process has mapped: its tensors by name, read-only. Close it after they are deleted.
 
     ``memory`` is the memory, an :class:`Imported`, and ``about`` describes the object as of when it was mapped.
@@ -104,7 +87,7 @@ class Object(_Tensors):
         close_at_exit(self.close, error)
 
 
-class Writer(_Tensors):
+class Writer(Tensors):
     """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up."""
 
     def __init__(self, o: Object, manifest: bytes) -> None:
@@ -120,14 +103,11 @@ class Writer(_Tensors):
         if self._committed:
             raise InUseError("an object that is committed", "write another")
         self.memory.protect()
-        fd = os.memfd_create("cuvmm manifest", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        file = File()
         try:
-            with open(fd, "wb", closefd=False) as f:
-                f.write(self._manifest)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            version = self._object._broker._commit(self._object, fd)
+            version = self._object._broker._commit(self._object, text_file(self._manifest, file).number)
         finally:
-            os.close(fd)
+            file.close()
         o = self._object
         o.about = o.about._replace(version=version)
         o._placed, self._committed = self._placed, True
@@ -260,7 +240,7 @@ class Broker(OfProcess):
                 self._loose[got["key"]] = None
                 memory = ch.receive(device, write=write, timeout=self._timeout)
                 try:
-                    o = Object(self, got["key"], _listing(got), memory, _read_sealed(files))
+                    o = Object(self, got["key"], _listing(got), memory, read_text(files[0], "a manifest") if files else b"")
                 except BaseException:
                     memory.close()
                     raise
@@ -413,25 +393,6 @@ def _named(name: str) -> str:
     if not name or len(name.encode()) > 255:
         raise ArgumentError(f"the name {quoted(name)}", "use 1 to 255 bytes of UTF-8")
     return name
-
-
-def _read_sealed(files: Sequence[int]) -> bytes:
-    """Returns a manifest's text, or nothing if the object is being written."""
-    if not files:
-        return b""
-    try:
-        sealed = fcntl.fcntl(files[0], fcntl.F_GET_SEALS) & _SEALS == _SEALS
-    except OSError:
-        sealed = False
-    if not sealed:
-        raise FormatError("a manifest that is no sealed memory file", "the broker is at fault")
-    size = os.fstat(files[0]).st_size
-    if size > _MAX_MANIFEST:
-        raise TooLargeError(f"a manifest of {size} bytes, where {_MAX_MANIFEST} are the most", "divide the object")
-    text = b""
-    while len(text) < size:
-        text += os.pread(files[0], size - len(text), len(text))
-    return text
 
 
 def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[int] = None, wait: bool = False) -> Broker:

@@ -10,12 +10,12 @@ import time
 import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
-from . import _conn, _driver, _wire
+from . import _conn, _description, _driver, _manifest, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
 from ._undo import File, Gate, Passing, Undo
-from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
+from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, FormatError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
 
@@ -27,7 +27,8 @@ class Listing(NamedTuple):
     """A publication, as its publisher lists it.
 
     ``length`` counts elements (bytes of a buffer), in ``nbytes`` of memory; ``generation`` is 0 before the first
-    announcement; ``writable`` is whether this process may write it.
+    announcement; ``writable`` is whether this process may write it. ``tag`` is the group that the memory belongs to, and
+    ``description`` the SHA-256 of the description, which is all zeros if there is none.
     """
 
     name: str
@@ -37,6 +38,8 @@ class Listing(NamedTuple):
     nbytes: int
     generation: int
     writable: bool
+    tag: str
+    description: bytes
 
 
 class Mailbox:
@@ -60,6 +63,7 @@ class _Reply(NamedTuple):
     fields: Dict[str, Any]
     page: Optional[File]
     mailbox: Optional[Mailbox]
+    text: Optional[File] = None  # the description's
 
 
 class Request:
@@ -199,12 +203,12 @@ class Client(OfProcess):
         for e in a.fields["entries"]:
             buffer = e["kind"] == BUFFER
             dtype = "uint8" if buffer else ELEMENTS[e["element"]].name if e["element"] in ELEMENTS else "record"
-            out.append(Listing(e["name"], dtype, 1 if buffer else e["element size"], e["length"], e["bytes"], e["generation"], e["access"] == 2))
+            out.append(Listing(e["name"], dtype, 1 if buffer else e["element size"], e["length"], e["bytes"], e["generation"], e["access"] == 2, e["tag"], e["description"]))
         return sorted(out)
 
     def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
                max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
-               keep_descriptors: bool = False, timeout: Optional[float] = None, wait: bool = False) -> Follower:
+               keep_descriptors: bool = False, timeout: Optional[float] = None, wait: bool = False, expect: Any = None) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
         ``write`` maps the memory for writing, if the publisher permits that. ``reserve`` is the address space in bytes
@@ -214,6 +218,9 @@ class Client(OfProcess):
         into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``keep_descriptors``
         keeps a file open for each chunk, which :func:`take_over` needs. ``timeout`` limits the wait for the server.
         With ``wait`` it waits, within that time (by default the client's), for a publication of the name.
+
+        ``expect`` is the manifest that the publication must have, but for digests: its text, or :class:`Weights`. It is compared before
+        anything is mapped, and a MismatchError names the fields that differ.
         """
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
@@ -224,7 +231,7 @@ class Client(OfProcess):
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
-        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors))
+        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors, None if expect is None else _manifest.of(expect)))
         try:
             f.open(timeout, wait)
             with self._lock:
@@ -273,17 +280,23 @@ class Client(OfProcess):
             if a.name != "accepted":
                 raise line.conn.fail(ProtocolError(f"{a.name} as a reply to follow"))
             assert a.mailbox is not None
-            if a.page is None:
-                raise FilesError("the page of fence words was dropped", "raise this process's limit of open files (ulimit -n)")
+            if a.page is None or (a.fields["form"] and a.text is None):
+                raise FilesError("the page of fence words, or the description, was dropped", "raise this process's limit of open files (ulimit -n)")
             try:
                 d = decode(a.fields["descriptor"])
                 if d.kind not in (BUFFER, ARRAY) or d.chunks or d.length:
                     raise ProtocolError("a publication of something other than an empty buffer or array")
                 if room and a.fields["reserved"] > room:
                     raise ProtocolError(f"a range of {counted(a.fields['reserved'], 'byte')}, where {room} were requested")
+                told = _description.received(a.fields["tag"], a.fields["form"], a.fields["description"], a.text)
+            except (FormatError, TooLargeError) as e:
+                raise line.conn.fail(ProtocolError(str(e))) from None
             except Error as e:
                 raise line.conn.fail(e) from None
-            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page)
+            finally:
+                if a.text is not None:
+                    a.text.close()
+            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page, told)
         except BaseException:
             self.give_up(request)
             raise
@@ -364,8 +377,9 @@ class Client(OfProcess):
             request.given_up = True
             a = request.reply
         if isinstance(a, _Reply) and a.mailbox is not None:
-            if a.page is not None:
-                a.page.close()
+            for file in (a.page, a.text):
+                if file is not None:
+                    file.close()
             assert request.line is not None
             self.leave(request.line, a.fields["token"], a.mailbox)
 
@@ -477,15 +491,19 @@ class Client(OfProcess):
                 raise ProtocolError("two followers of one token")
             line.followers[token] = mailbox
             line.mailboxes.append(mailbox)
-        page = File() if m.files else None
-        if page is not None:
+        page, text = None, None
+        if len(m.files) == 1 + (fields["form"] > 0):  # otherwise some were lost
+            page, text = File(), File() if fields["form"] else None
+            if text is not None:
+                text.open(m.files.pop)
             page.open(m.files.pop)
         taken = False
         try:
-            taken = self._reply(line, fields["number"], _Reply("accepted", fields, page, mailbox))
+            taken = self._reply(line, fields["number"], _Reply("accepted", fields, page, mailbox, text))
         finally:
-            if page is not None and not taken:
-                page.close()
+            for file in (page, text):
+                if file is not None and not taken:
+                    file.close()
         if not taken:
             with self._lock:
                 line.followers[token] = None

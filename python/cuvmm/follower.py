@@ -11,9 +11,11 @@ from ctypes import c_void_p
 from typing import TYPE_CHECKING, Any, AsyncIterator, Callable, List, NamedTuple, Optional, Set, Tuple
 
 from . import _conn, _driver, _memory, _page, _streams
+from ._description import Description
 from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._driver import Device, Event, Stream
 from ._holds import Holds, Wait
+from ._manifest import Manifest
 from ._page import full_barrier
 from ._process import OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
@@ -22,6 +24,7 @@ from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, IncompleteError, MismatchError, MovedError, NotSupported,
                      OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
+from .weights import Tensors
 
 if TYPE_CHECKING:
     from .client import Client, Mailbox
@@ -40,6 +43,7 @@ class Options(NamedTuple):
     on_shrink: Optional[Callable[[int], Any]]
     shrink_wait: float
     keep_descriptors: bool
+    expect: Optional[Manifest]
 
 
 class Possession(NamedTuple):
@@ -62,6 +66,7 @@ class Accepted(NamedTuple):
     slot: int
     about: Descriptor
     page: File
+    told: Description
 
 
 class Heritage(NamedTuple):
@@ -76,6 +81,7 @@ class Heritage(NamedTuple):
     cut: int  # the last generation of which something was taken back
     chunks: Tuple[Chunk, ...]
     about: Descriptor
+    told: Description
     kind: ElementType
     device: Device
     range: _memory.Range
@@ -232,8 +238,9 @@ class Follower(OfProcess):
         o, dev = self._options, self._device
         a = self._first(timeout, wait)
         try:
+            a.told.check(o.name, o.expect)
             self._link = _Link(a, dev)
-            self._publication, self._room, self._about = a.publication, a.reserved, a.about
+            self._publication, self._room, self._about, self._description = a.publication, a.reserved, a.about, a.told
             about = a.about
             self._kind = ElementType("uint8", 1, 6) if about.kind != ARRAY else ElementType(
                 ELEMENTS[about.element].name if about.element != RECORD else "record", about.element_size, about.element)
@@ -320,6 +327,38 @@ class Follower(OfProcess):
                 raise ClosedError("the follower is closed")
             at, shown = self._range.address, self._shown[-1]
             return Array(self._device, at, shown.length, self._kind, not self._options.write, self._users, at, self._order, self, export=self._export)
+
+    @property
+    def tag(self) -> str:
+        """The group that the publisher's memory belongs to, in the publisher's words."""
+        return self._description.tag
+
+    @property
+    def description(self) -> Optional[bytes]:
+        """What the publisher says of the memory (:meth:`Server.publish`); with a manifest, its text. None if it says nothing."""
+        return self._description.text if self._description.form else None
+
+    @property
+    def manifest(self) -> Optional[bytes]:
+        """The text of the manifest that the publication has, or None. Digests in it are of the time when the publication was made."""
+        return self._description.text if self._description.manifest is not None else None
+
+    @property
+    def tensors(self) -> Tensors:
+        """The tensors of the manifest, by name, in the elements that are shown when a name is looked up. UnknownError if there is no manifest.
+
+        ::
+
+            weights = follower.tensors
+            w = torch.from_dlpack(weights["layer.0.w"].allow_readonly())
+
+        A tensor stays where it is for as long as the follower lives: one that was made once shows each generation after the
+        ``next`` that shows it.
+        """
+        m = self._description.manifest
+        if m is None:
+            raise UnknownError(f"publication {self._options.name!r} has no manifest", "publish it with one: Server.publish(..., manifest=...)")
+        return Tensors(self, m.by_name())
 
     @property
     def half(self) -> Tuple[int, int]:
@@ -810,7 +849,7 @@ class Follower(OfProcess):
                 if a.publication != self._publication:
                     self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
                 held = self._holds.restart(link.slot, self._shown[-1].generation)
-                old, self._link, self._publication = self._link, link, a.publication
+                old, self._link, self._publication, self._description = self._link, link, a.publication, a.told
                 self._flux = self._cut = self._torn = 0
                 self._cuts += 1
                 self._replica.restart()
@@ -839,6 +878,7 @@ class Follower(OfProcess):
         was, now = self._about, a.about
         if any(getattr(was, f) != getattr(now, f) for f in ("kind", "element", "element_size", "location_type", "device")):
             raise MismatchError(f"publication {self._options.name!r} is {now.what()} now, and was {was.what()}", "follow it anew")
+        a.told.check(self._options.name, self._description.manifest)
 
     def _view(self, link: _Link, v: View, files: List[int], lost: bool) -> None:
         try:
@@ -1024,7 +1064,7 @@ class Follower(OfProcess):
             if not complete and self._torn or self._link.slot.load(_page.CUT) == _page.CUT_LEFT:
                 raise IncompleteError(f"{what}, whose publisher ended while it rewrote what this follower has, or had gone on without it", "load the elements anew, and publish them")
             return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, self._flux, min(self._cut, complete), tuple(self._replica.chunks),
-                            self._about, self._kind, self._device, self._range, self._undo, self._users, self._kept)
+                            self._about, self._description, self._kind, self._device, self._range, self._undo, self._users, self._kept)
 
     @property
     def adopted(self) -> bool:

@@ -9,10 +9,11 @@ import queue
 import threading
 import time
 from ctypes import c_void_p
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 
 from . import _conn, _driver, _page, _streams, _wire
 from ._claims import Claim, Claims
+from ._description import Description, describe, text_file
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._page import Slot
 from ._progress import Progress, Shown
@@ -25,6 +26,7 @@ from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, I
                      WaitTimeout, counted, quoted, whole)
 from .follower import Follower, Heritage
 from .shared import Shared
+from .weights import Weights
 
 _DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED, _EXCLUDED = range(8)
 _MAX_FOLLOWERS = 256
@@ -127,8 +129,9 @@ class Publication(OfProcess):
     Its state is OPEN until ``withdraw``, or the server's close; it is CLOSED when the words of all announcements are written.
     """
 
-    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, before: Optional[Heritage] = None) -> None:
+    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, told: Description, before: Optional[Heritage] = None) -> None:
         self.name, self._server, self._memory, self.writable = name, server, memory, writable
+        self._told, self._text = told, File()  # what followers are told of the memory, and the file of its text
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._state = State.OPEN
@@ -157,6 +160,8 @@ class Publication(OfProcess):
     def open(self) -> None:
         """Claims the memory, and makes the stream that writes the words."""
         self._memory.claim(self)
+        if self._told.form:
+            text_file(self._told.text, self._undo.own(self._text))
         self._timeline = Timeline(self._memory.device, self._words, self._undo)
 
     def abandon(self) -> None:
@@ -446,11 +451,13 @@ class Publication(OfProcess):
             self._state = State.CLOSED
             return True
 
-    def join(self, session: "_Session", m: Dict[str, Any]) -> "Tuple[_Replicator, Dict[str, Any]]":
-        """Adds a follower. Its fence word gets the shown generation once that is complete."""
+    def join(self, session: "_Session", m: Dict[str, Any], text: File) -> "Tuple[_Replicator, Dict[str, Any]]":
+        """Adds a follower. Its fence word gets the shown generation once that is complete. ``text`` gets a descriptor of the description, if there is one."""
         room = m["room"]
         with self._lock:
             self._check()
+            if self._told.form:
+                text.open(os.dup, self._text.number)
             ahead = m["generation"] - self._view.generation
             if ahead > _MOST_AHEAD:
                 raise TooLargeError(f"a follower that is {counted(ahead, 'generation')} ahead, where the limit is {_MOST_AHEAD}")
@@ -466,7 +473,8 @@ class Publication(OfProcess):
             self._write(self._view.generation, [], [f])
             session.add(self, f)
             self._followers.append(f)
-            return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode()}
+            return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode(),
+                       "tag": self._told.tag, "form": self._told.form, "description": self._told.digest}
 
     def step(self, f: _Replicator) -> Optional[View]:
         """Returns the next view for a follower; None if there is none now."""
@@ -513,7 +521,7 @@ class Publication(OfProcess):
     def entry(self) -> Dict[str, Any]:
         with self._lock:
             return {"name": self.name, "kind": self._kind, "access": 2 if self.writable else 1, "element": self._element, "element size": self._element_size,
-                    "length": self._view.length, "bytes": size_of(self._view.chunks), "generation": self._view.generation, "publication": self._identity}
+                    "length": self._view.length, "bytes": size_of(self._view.chunks), "generation": self._view.generation, "publication": self._identity, "tag": self._told.tag, "description": self._told.digest}
 
 
 class _Session:
@@ -676,15 +684,19 @@ class _Session:
         elif len(self._followers) >= _MAX_FOLLOWERS:
             self._deny(m, _LIMIT, f"{_MAX_FOLLOWERS} followers of one client")
         else:
+            text = File()
             try:
-                f, accepted = p.join(self, m)
-            except ClosedError as e:
-                self._deny(m, _UNKNOWN, str(e))
-                return
-            except (Error, OSError) as e:
-                self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
-                return
-            self._send("accepted", dict(accepted, number=m["number"]), [f.file.number])
+                try:
+                    f, accepted = p.join(self, m, text)
+                except ClosedError as e:
+                    self._deny(m, _UNKNOWN, str(e))
+                    return
+                except (Error, OSError) as e:
+                    self._deny(m, _LIMIT if isinstance(e, TooLargeError) else _FAILED, str(e))
+                    return
+                self._send("accepted", dict(accepted, number=m["number"]), [f.file.number] + ([text.number] if text.live else []))
+            finally:
+                text.close()
             with self._lock:  # the follower receives no view before this message
                 if f.token in self._followers:
                     self._followers[f.token] = (p, f, True)
@@ -773,17 +785,27 @@ class Server(OfProcess):
     def path(self) -> str:
         return self._listener.path
 
-    def publish(self, name: str, memory: Shared, *, writable: bool = False) -> Publication:
-        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write."""
+    def publish(self, name: str, memory: Union[Shared, Weights], *, writable: bool = False, tag: str = "", description: Any = None, manifest: Any = None) -> Publication:
+        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write.
+
+        They are told the rest before they map anything, also by a process that takes the publication over: ``tag``, the group that the
+        memory belongs to; and either ``description``, text or bytes of up to 64 MiB that are the program's own, or ``manifest``, which says what tensors
+        there are (:attr:`Follower.tensors`). :class:`Weights` are published with theirs.
+        """
+        if isinstance(memory, Weights):
+            memory, manifest = memory.memory, memory if manifest is None else manifest
         if not isinstance(name, str) or not 1 <= len(name.encode()) <= 255:
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         if not isinstance(memory, Shared):
             raise ArgumentError(f"{type(memory).__name__} cannot be published", "make the memory with cuvmm.empty, and a tensor of it with torch.from_dlpack(shared.array); cuvmm.export takes tensors whose allocator can share them")
+        told = describe(tag, description, manifest)
+        if told.manifest is not None and told.manifest.nbytes > memory.reserved:
+            raise ArgumentError(f"a manifest of {told.manifest.nbytes} bytes, for memory of at most {memory.reserved}", "publish the memory that the manifest describes")
         self._check_process()
         with self._lock:
             self._sweep()
             self._check_name(name)
-            return self._add(Publication(self, name, memory, writable), None)
+            return self._add(Publication(self, name, memory, writable, told), None)
 
     def _check_name(self, name: str) -> None:
         if self._state is not State.OPEN:
@@ -832,7 +854,7 @@ class Server(OfProcess):
                     Claims(folder, self.path).take(h.publication, replaced)
                 memory = Shared(h.kind, h.device, h.users)
                 memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
-                p = Publication(self, h.name, memory, writable, h)
+                p = Publication(self, h.name, memory, writable, h.told, h)
                 return self._add(p, follower)
             except BaseException:
                 if replaced and not follower.adopted:

@@ -74,24 +74,34 @@ class Shard(NamedTuple):
     ranks: int
 
 
-class Weights(Mapping[str, Tensor]):
-    """Tensors by name, in one piece of memory. Close it, after the tensors and arrays of it are deleted.
+class Tensors(Mapping[str, Tensor]):
+    """Tensors by name, in one piece of memory. Each look-up returns another :class:`Tensor` of the same elements."""
 
-    ``memory`` is that memory, which :meth:`Server.publish` takes, and ``manifest`` says where the tensors are.
-    """
-
-    def __init__(self, memory: Shared, placed: Sequence[Placed], metadata: Dict[str, str], owned: bool) -> None:
-        self.memory, self.metadata = memory, metadata
-        self._placed, self._owned = {p.name: p for p in placed}, owned
+    def __init__(self, memory: Any, placed: Dict[str, Placed]) -> None:
+        self.memory, self._placed = memory, placed
 
     def __getitem__(self, name: str) -> Tensor:
-        return tensor(self.memory.array, self._placed[name])
+        p, memory = self._placed[name], self.memory.array
+        if p.offset + p.nbytes > memory.nbytes:
+            raise ArgumentError(f"tensor {quoted(name)}, which ends at byte {p.offset + p.nbytes} of {memory.nbytes}", "wait for an announcement that shows it: next")
+        return Tensor(memory, p)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._placed)
 
     def __len__(self) -> int:
         return len(self._placed)
+
+
+class Weights(Tensors):
+    """Tensors by name, in one piece of memory. Close it, after the tensors and arrays of it are deleted.
+
+    ``memory`` is that memory, which :meth:`Server.publish` takes, and ``manifest`` says where the tensors are.
+    """
+
+    def __init__(self, memory: Shared, placed: Sequence[Placed], metadata: Dict[str, str], owned: bool) -> None:
+        super().__init__(memory, {p.name: p for p in placed})
+        self.metadata, self._owned = metadata, owned
 
     def __repr__(self) -> str:
         return f"<cuvmm.Weights of {counted(len(self), 'tensor')} in {self.memory!r}>"
@@ -139,12 +149,7 @@ def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
     """
     if memory.itemsize != 1:
         raise ArgumentError(f"an array of {memory.dtype}", "pass the array of bytes that the manifest came with")
-    return {p.name: tensor(memory, p) for p in within(memory.nbytes, parse(manifest)).tensors}
-
-
-def tensor(memory: Array, p: Placed) -> Tensor:
-    """Returns the tensor of a place."""
-    return Tensor(memory, p)
+    return {p.name: Tensor(memory, p) for p in within(memory.nbytes, parse(manifest)).tensors}
 
 
 def within(nbytes: int, m: Manifest) -> Manifest:

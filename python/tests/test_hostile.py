@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import socket
 import threading
@@ -11,10 +12,10 @@ from typing import Any, Callable, Dict, List, Tuple
 from unittest import mock
 
 import cuvmm
-from cuvmm import _conn, _descriptor, _driver, _memory, _packet, _page, _wire
+from cuvmm import _conn, _description, _descriptor, _driver, _memory, _packet, _page, _wire
 from cuvmm._replica import View
 from cuvmm.errors import Error, ProtocolError, RefusedError
-from cuvmm._undo import Undo
+from cuvmm._undo import File, Undo
 
 from .support import DriverTest, vectors
 
@@ -74,7 +75,7 @@ class _Hostile:
         self._listener.close()
 
     @staticmethod
-    def accept(c: _conn.Conn, **other: Any) -> Dict[str, Any]:
+    def accept(c: _conn.Conn, *more: int, **other: Any) -> Dict[str, Any]:
         """Reads a follow, and accepts it with a page."""
         m = c.receive(10)
         name, fields = _wire.decode(m.kind, m.body, "server")
@@ -82,9 +83,10 @@ class _Hostile:
         about = _descriptor.Descriptor(_descriptor.ARRAY, 6, 1, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
         undo = Undo()
         _, file = _page.make_page(None, undo)
-        reply = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode()}
+        reply = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode(),
+                 "tag": "", "form": 0, "description": bytes(32)}
         reply.update(other)
-        c.send(*_wire.encode("accepted", reply), [file.number])
+        c.send(*_wire.encode("accepted", reply), [file.number, *more])
         undo.close()
         return reply
 
@@ -304,6 +306,25 @@ class Servers(DriverTest):
 
                 self.refused(then)
 
+    def test_descriptions_that_are_none(self) -> None:
+        def unsealed(_: bytes) -> int:
+            return os.memfd_create("not sealed", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+
+        def sealed(text: bytes) -> int:
+            file = _description.text_file(text, File())
+            return os.dup(file.number)
+
+        endless = bytes(_description.MAX_TEXT + 1)
+        for what, make, form, text, digest in (("another digest", sealed, 1, b"x", bytes(32)), ("a file that may change", unsealed, 1, b"", hashlib.sha256(b"").digest()),
+                                               ("a manifest that is none", sealed, 2, b"{}", hashlib.sha256(b"{}").digest()), ("an endless text", sealed, 1, endless, bytes(32))):
+            with self.subTest(what):
+                def then(c: _conn.Conn, h: _Hostile, make: Any = make, form: int = form, text: bytes = text, digest: bytes = digest) -> None:
+                    fd = make(text)
+                    h.accept(c, fd, form=form, description=digest)
+                    os.close(fd)
+
+                self.refused(then)
+
     def test_a_page_that_is_none(self) -> None:
         def then(c: _conn.Conn, h: _Hostile) -> None:
             m = c.receive(10)
@@ -312,7 +333,7 @@ class Servers(DriverTest):
             fd = os.memfd_create("not sealed")
             os.ftruncate(fd, 4096)
             c.send(*_wire.encode("accepted", {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0,
-                                              "descriptor": about.encode()}), [fd])
+                                              "descriptor": about.encode(), "tag": "", "form": 0, "description": bytes(32)}), [fd])
             os.close(fd)
 
         self.refused(then)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import array
 import asyncio
+import hashlib
+import json
 import os
 import signal
 import subprocess
@@ -119,6 +121,53 @@ class Sharing(DriverTest):
                     self.assertEqual([(p.dtype, p.itemsize) for p in client.list()], [(dtype, size)])
                     publication.withdraw()
 
+    def test_what_a_publication_says(self) -> None:
+        manifest = json.dumps({"bytes": 100, "tensors": [
+            {"name": "a", "element": "float32", "shape": [2, 3], "offset": 0, "kind": "parameter"},
+            {"name": "b", "element": "uint8", "shape": [10], "offset": 90, "digest": "x"}]}).encode()
+        with cuvmm.empty(100, "uint8") as memory, cuvmm.Server(self.path()) as server, cuvmm.connect(self.path()) as client:
+            publication = server.publish("table", memory, manifest=manifest, tag="model")
+            (listed,) = client.list()
+            expected = manifest.replace(b"digest", b"kind").replace(b'"x"', b'""')
+            with client.follow("table", expect=expected) as follower:
+                assert follower.manifest is not None
+                self.assertEqual((listed.tag, listed.description), ("model", hashlib.sha256(follower.manifest).digest()))
+                self.assertEqual((follower.tag, follower.description), ("model", follower.manifest))
+                self.assertEqual(list(follower.tensors), ["a", "b"])
+                with self.assertRaises(cuvmm.ArgumentError):
+                    follower.tensors["b"]  # nothing is shown yet
+                memory.array.write(bytes(range(100)))
+                publication.announce(50)
+                follower.next()
+                self.assertEqual((follower.tensors["a"].shape, follower.tensors["a"].tobytes()), ((2, 3), bytes(range(24))))
+                with self.assertRaises(cuvmm.ArgumentError):
+                    follower.tensors["b"]
+                publication.announce()
+                follower.next()
+                self.assertEqual(follower.tensors["b"].tobytes(), bytes(range(90, 100)))
+                with self.assertRaises(KeyError):
+                    follower.tensors["c"]
+            with self.assertRaises(cuvmm.MismatchError) as raised:
+                client.follow("table", expect=manifest.replace(b"float32", b"int32").replace(b"[10]", b"[9]"))
+            self.assertIn('publication "table"', str(raised.exception))
+            self.assertIn('tensor "a" has element float32 instead of int32; tensor "b" has shape [10] instead of [9]', str(raised.exception))
+            await_that(lambda: not publication.followers(), "the follower that was refused has left")
+            publication.withdraw()
+            server.publish("table", memory, description="größe")
+            with client.follow("table") as follower:
+                self.assertEqual((follower.description, follower.manifest, follower.tag), ("größe".encode(), None, ""))
+                with self.assertRaises(cuvmm.UnknownError):
+                    follower.tensors
+            with self.assertRaises(cuvmm.MismatchError):
+                client.follow("table", expect=manifest)
+            wrong: List[Any] = [{"manifest": b"{}"}, {"manifest": b'{"bytes":%d,"tensors":[]}' % (memory.reserved + 1)}, {"manifest": manifest, "description": "x"}, {"description": bytes((64 << 20) + 1)},
+                                {"tag": " x"}, {"tag": "x" * 129}, {"tag": "\n"}, {"tag": 5}]
+            for bad in wrong:
+                with self.assertRaises(cuvmm.ArgumentError, msg=str(bad)[:80]):
+                    server.publish("other", memory, **bad)
+            with self.assertRaises(cuvmm.ArgumentError):
+                client.follow("table", expect=b"{}")
+
     def test_a_writer(self) -> None:
         self.publish(writable=True)
         out = self.lines(child(FOLLOWER, self.path(), "write"))
@@ -133,7 +182,7 @@ class Sharing(DriverTest):
     def test_access_is_the_publishers(self) -> None:
         self.publish()
         with cuvmm.connect(self.path()) as client:
-            self.assertEqual(client.list()[0]._replace(nbytes=0), cuvmm.Listing("table", "uint8", 1, 0, 0, 0, False))
+            self.assertEqual(client.list()[0]._replace(nbytes=0), cuvmm.Listing("table", "uint8", 1, 0, 0, 0, False, "", bytes(32)))
             with self.assertRaises(cuvmm.AccessError):
                 client.follow("table", write=True)
             with self.assertRaises(cuvmm.UnknownError):

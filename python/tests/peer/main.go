@@ -181,7 +181,7 @@ func (p *program) publish(ctx context.Context, name string, length int) error {
 		return err
 	}
 	p.arrays[name] = a
-	if p.shown[name], err = publish.Array(p.server, name, a); err != nil {
+	if p.shown[name], err = publish.Array(p.server, name, a, publish.PublishOptions{Description: []byte("made by Go")}); err != nil {
 		return err
 	}
 	return p.shown[name].Announce(ctx, length, p.stream)
