@@ -124,12 +124,11 @@ func (d *description) matches(op, name string, want *handles.Manifest) error {
 	if want == nil {
 		return nil
 	}
-	hint := "follow memory of the same model, laid out in the same way"
 	if d.manifest == nil {
-		return errs.Peer(op, handles.ErrMismatch, fmt.Sprintf("publication %q has no manifest", name), hint)
+		return errs.Peer(op, handles.ErrMismatch, fmt.Sprintf("publication %q has no manifest", name), "follow memory of the same model, which is published with one")
 	}
 	if err := d.manifest.Match(want); err != nil {
-		return errs.PeerCause(err, op, handles.ErrMismatch, fmt.Sprintf("publication %q", name), hint)
+		return fmt.Errorf("%s: publication %q: %w", op, name, err)
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ def grow(p: cuvmm.Publication, length: int) -> None:
 published = None
 if sys.argv[1] in ("publish", "silent"):
     memory = cuvmm.empty(0, "uint32", reserve=64 << 20)
-    published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True)
+    published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True, description="counted", tag="line")
     if sys.argv[1] == "publish":
         grow(published, 1000)
         published.announce()

@@ -85,6 +85,7 @@ class TakingOver(GoTest):
             seen.next(timeout=60)
             client = cuvmm.connect(self.path())
             table = client.follow("table", write=True, keep_descriptors=True, reserve=64 << 20)
+            self.assertEqual(table.description, b"made by Go")
             table.next(timeout=60)
             at, before = table.array, len(os.listdir("/proc/self/fd"))
             with self.assertRaises(cuvmm.WaitTimeout):
@@ -178,6 +179,7 @@ class TakingOver(GoTest):
                 reach(table, length)
                 self.check(table.array, length)
                 self.assertEqual(table.array.ptr, at)
+                self.assertEqual((table.description, table.tag), (b"counted", "line"))  # which every heir passes on
             publisher.kill()
 
 
