@@ -39,7 +39,7 @@ class TorchPool(unittest.TestCase):
                 self.assertEqual(pool["losses"], native["losses"])
 
     def test_programs(self) -> None:
-        for name in ("graphs", "streams", "forks", "ends", "interrupted", "compiled", "workspaces", "exhausted", "memory_functions", "extensible"):
+        for name in ("graphs", "streams", "forks", "ends", "interrupted", "compiled", "workspaces", "exhausted", "memory_functions", "extensible", "queues"):
             with self.subTest(name):
                 result = self.run_program(name, "pool")
                 self.assertTrue(result["ok"], result)
@@ -49,7 +49,7 @@ class TorchPool(unittest.TestCase):
         self.assertTrue(result["ok"], result)
 
     def test_a_mempool(self) -> None:
-        for name in ("segments", "gradients", "extensible"):
+        for name in ("segments", "gradients", "extensible", "queues"):
             with self.subTest(name):
                 result = self.run_program(name, "native")
                 self.assertTrue(result["ok"], result)

@@ -523,6 +523,50 @@ def extensible(torch: Any, allocator: str) -> Dict[str, Any]:
     return {"ok": ok, "refused": refused}
 
 
+def _relay(tasks: Any, results: Any) -> None:
+    import cuvmm.multiprocessing
+    cuvmm.multiprocessing.use_tensors()
+    t: Any
+    for t in iter(tasks.get, None):
+        results.put((float(t.sum()), t * 2))
+        del t
+    results.get(timeout=60)  # stays until what it sent was received
+
+
+def queues(torch: Any, allocator: str) -> Dict[str, Any]:
+    """Tensors in queues, to a process and back: the last work on them counts, and their memory is free again afterwards."""
+    import cuvmm.multiprocessing
+    torch.use_deterministic_algorithms(False)
+    cuvmm.multiprocessing.use_tensors()
+    context = torch.multiprocessing.get_context("spawn")
+    tasks, results = context.Queue(), context.Queue()
+    worker = context.Process(target=_relay, args=(tasks, results))
+    worker.start()
+    bad = []
+    for i in range(40):
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x = torch.zeros(1 << 20, device="cuda", dtype=torch.float64)
+            torch.cuda._sleep(20_000_000)
+            x += i
+        tasks.put(x.view(1024, 1024).t()[1:])
+        total, twice = results.get(timeout=60)
+        if total != i * 1023 * 1024 or twice.shape != (1023, 1024) or not bool((twice == 2 * i).all()):
+            bad.append((i, total))
+        side.synchronize()
+        del x, twice
+        if i == 3:
+            torch.cuda.synchronize()
+            time.sleep(1)
+            before = _used(torch)
+    time.sleep(1)
+    grown = _used(torch) - before
+    tasks.put(None)
+    results.put(None)
+    worker.join(60)
+    return {"ok": not bad and grown <= 32 << 20, "bad": bad, "grown": grown}
+
+
 def main() -> None:
     name, allocator = sys.argv[1:3]
     torch = begin(allocator)
