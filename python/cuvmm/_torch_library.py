@@ -36,6 +36,8 @@ _CALLS: Dict[str, List[Any]] = {
     "cuvmm_snapshot": [c_uint64, c_void_p, POINTER(c_size_t)],
     "cuvmm_pool_stats": [c_uint64, POINTER(Stats)],
     "cuvmm_reset_peaks": [c_uint64],
+    "cuvmm_alloc": [c_uint64, c_size_t, c_void_p, c_uint64, POINTER(c_void_p)],
+    "cuvmm_free": [c_uint64, c_void_p],
     "cuvmm_trim": [c_uint64, POINTER(c_uint64)],
     "cuvmm_torch_open": [c_int32, POINTER(c_uint64)],
     "cuvmm_range_open": [c_uint64, c_void_p, POINTER(c_void_p)],
