@@ -30,6 +30,8 @@ Lists the objects of a broker (cuvmm serve), or does something with them:
   load FILE...       makes objects of images, of other files of that format, or of all files of
                      folders; a name that is there already stays as it is
   remove NAME...     ends them
+  status             prints the broker's counts, in the text format of Prometheus, and fails unless the
+                     broker is ready: clients of one before it have had their time to come back
 
 Without names verify and save take all objects but ephemeral ones; verify skips those without
 digests. A loaded file that is no image gives the object its own name, without .safetensors.
@@ -91,6 +93,7 @@ var verbs = map[string]struct {
 	"save":   {1, true, (*objectsRun).save},
 	"load":   {1, true, (*objectsRun).load},
 	"remove": {1, true, (*objectsRun).remove},
+	"status": {0, false, (*objectsRun).status},
 }
 
 // defaultSocket is where serve listens.
@@ -327,4 +330,32 @@ func (r *objectsRun) remove(names []string) error {
 		failed = errs.Both(failed, r.k.Remove(r.ctx, name, 0))
 	}
 	return failed
+}
+
+func (r *objectsRun) status([]string) error {
+	s, err := r.k.Status(r.ctx)
+	if err != nil {
+		return err
+	}
+	for _, m := range []struct {
+		name, kind string
+		value      any
+	}{
+		{"ready", "gauge", map[bool]int{true: 1}[s.Ready]},
+		{"start_time_seconds", "gauge", s.Since.Unix()},
+		{"clients", "gauge", s.Clients},
+		{"objects", "gauge", s.Objects},
+		{"objects_being_written", "gauge", s.Writing},
+		{"memory_bytes", "gauge", s.Bytes},
+		{"memory_limit_bytes", "gauge", s.Limit},
+		{"commits_total", "counter", s.Commits},
+		{"attaches_total", "counter", s.Attaches},
+		{"refusals_total", "counter", s.Refusals},
+	} {
+		fmt.Fprintf(r.out, "# TYPE cuvmm_broker_%s %s\ncuvmm_broker_%s %v\n", m.name, m.kind, m.name, m.value)
+	}
+	if !s.Ready {
+		return errors.New("the broker is not ready: clients of the one before it may come back yet")
+	}
+	return nil
 }

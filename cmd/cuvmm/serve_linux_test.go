@@ -173,6 +173,14 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, part.CopyTo(nil, five))
 	require.Equal(t, "../od", string(five))
+	status := does(second, "status")
+	require.Contains(t, status, "# TYPE cuvmm_broker_objects gauge\ncuvmm_broker_objects 2\n")
+	require.Contains(t, status, "cuvmm_broker_commits_total 2\n")
+	require.NoError(t, syscall.Kill(childOf(t, second.Process.Pid), syscall.SIGKILL))
+	require.Eventually(t, func() bool {
+		code, _, complaints = objects(second, "status")
+		return code == exitFailed && strings.Contains(complaints, "not ready")
+	}, peertest.Guard, time.Millisecond)
 	require.NoError(t, got.Close())
 	require.NoError(t, k.Close())
 	for _, args := range [][]string{{"fly"}, {"save"}, {"list", "x"}, {"load"}} {

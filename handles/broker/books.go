@@ -58,8 +58,8 @@ type object struct {
 	bytes  int
 	// descriptors are those of the chunks and of the manifest, whether or not it is there yet.
 	descriptors int
-	// holders are the clients that hold it, the writer included.
-	holders map[holder]struct{}
+	// holders are the clients that hold it, the writer included, and whether each was asked for the memory.
+	holders map[holder]bool
 	// sealing: its seal is being written to the keeper, so it neither ends nor is sealed twice.
 	sealing bool
 	making  bool   // its memory is being made
@@ -130,7 +130,7 @@ func (b *books) create(op string, key keeper.Key, r record, sizes []int, alone b
 		return nil, err
 	}
 	r.State = writing
-	o = &object{record: r, key: key, bytes: bytes, descriptors: len(sizes) + 1, holders: map[holder]struct{}{r.Writer: {}}}
+	o = &object{record: r, key: key, bytes: bytes, descriptors: len(sizes) + 1, holders: map[holder]bool{r.Writer: false}}
 	b.objects[key] = o
 	return o, nil
 }
@@ -147,19 +147,52 @@ func (b *books) room(op string, uid uint32, bytes, descriptors int, q Quota) err
 	refused := func(asked string) error {
 		return errs.Peer(op, ErrLimit, asked, "remove objects that are not needed, and end the processes that hold them")
 	}
+	overQuota := func(asked string) error { return quotaError{refused(asked)} }
 	switch {
 	case len(b.objects) >= keeper.MaxEntries-1:
 		return errs.Peer(op, ErrLimit, fmt.Sprintf("%d objects", len(b.objects)+1), "remove some")
 	case b.limit > 0 && bytes > b.limit-all:
 		return refused(fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)))
 	case q.Bytes > 0 && own.Bytes > q.Bytes:
-		return refused(fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own.Bytes-bytes), errs.Bytes(q.Bytes)))
+		return overQuota(fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own.Bytes-bytes), errs.Bytes(q.Bytes)))
 	case q.Objects > 0 && own.Objects > q.Objects:
-		return refused(fmt.Sprintf("another object of user %d, who has %d of %d", uid, own.Objects-1, q.Objects))
+		return overQuota(fmt.Sprintf("another object of user %d, who has %d of %d", uid, own.Objects-1, q.Objects))
 	case q.Descriptors > 0 && own.Descriptors > q.Descriptors:
-		return refused(fmt.Sprintf("%s for user %d, who has %d of %d", errs.Count(descriptors, "descriptor"), uid, own.Descriptors-descriptors, q.Descriptors))
+		return overQuota(fmt.Sprintf("%s for user %d, who has %d of %d", errs.Count(descriptors, "descriptor"), uid, own.Descriptors-descriptors, q.Descriptors))
 	}
 	return nil
+}
+
+// quotaError is a refusal that only the user's own objects can undo.
+type quotaError struct{ error }
+
+func (e quotaError) Unwrap() error { return e.error }
+
+// wanted is a holder that is asked for an object's memory.
+type wanted struct {
+	by  holder
+	key keeper.Key
+}
+
+// want returns whom to ask for memory: the holders of objects that end with their last, the oldest
+// first, until these have so many bytes. Each holder is asked once.
+func (b *books) want(bytes int, counts func(*object) bool) (all []wanted) {
+	for _, o := range slices.Backward(b.newestFirst()) {
+		if bytes <= 0 {
+			break
+		}
+		if o.State != sealed || o.sealing || !b.fleeting(o) || !counts(o) {
+			continue
+		}
+		bytes -= o.bytes
+		for h, asked := range o.holders {
+			if !asked {
+				o.holders[h] = true
+				all = append(all, wanted{h, o.key})
+			}
+		}
+	}
+	return all
 }
 
 // seal begins to seal an object, and returns nil if it is sealed already: a client that did not learn
@@ -231,7 +264,7 @@ func (b *books) hold(op string, h holder, key keeper.Key) error {
 	if o == nil {
 		return errs.Peer(op, ErrLost, "an object that this client held", "close it when it is no longer needed, and attach it anew")
 	}
-	o.holders[h] = struct{}{}
+	o.holders[h] = false
 	if o.State == ended {
 		return errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "close it when it is no longer needed, and attach it anew")
 	}
@@ -348,7 +381,7 @@ func (b *books) restore(e *keeper.Entry) error {
 	if e.Key == counter {
 		return json.Unmarshal(e.Record, &b.last)
 	}
-	o := &object{key: e.Key, holders: map[holder]struct{}{}}
+	o := &object{key: e.Key, holders: map[holder]bool{}}
 	if err := json.Unmarshal(e.Record, &o.record); err != nil {
 		return err
 	}

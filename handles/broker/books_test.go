@@ -165,7 +165,7 @@ func (w *world) step() {
 		}
 		require.NoError(w.t, err)
 		require.Equal(w.t, top.key, o.key)
-		o.holders[id(client)] = struct{}{}
+		o.holders[id(client)] = false
 		top.has[client] = true
 	case 4: // close
 		x := w.pick(func(x *truth) bool { return x.has[client] })

@@ -41,12 +41,15 @@ type Broker struct {
 	// present are the clients that are connected, or whose process lives.
 	present  map[holder]*presence
 	sessions int
+	// dropping is how many objects ended whose files are not closed yet.
+	dropping int
+	counted  Status // what has been counted
 }
 
 // presence is what a broker knows of a client's process.
 type presence struct {
 	of       peer.Credentials
-	sessions int
+	sessions map[*session]struct{}
 	// watched: the end of the process will be noticed. Otherwise the end of its last session counts.
 	watched bool
 }
@@ -66,6 +69,9 @@ type Options struct {
 	// Return is how long the clients of an earlier broker have to come back, before the objects that
 	// they were writing, or alone held, end. 0 is 10 seconds.
 	Return time.Duration
+	// Ask is how long a request for which there is no room waits for the holders of other objects, who are
+	// asked to release them (Object.Wanted). 0 is a second.
+	Ask time.Duration
 	// Log receives the failures of clients at level Debug, since they can cause them at any rate, commits
 	// at Info, and above it what the broker lacks. Nil discards them, but for panics of Authorize, which go
 	// to slog.Default.
@@ -82,8 +88,8 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	switch {
 	case sys == nil:
 		return nil, errs.PeerInvalid(op, "a nil System", "open one")
-	case o.Limit < 0 || o.Return < 0:
-		return nil, errs.PeerInvalid(op, fmt.Sprintf("a limit of %d bytes, and %v to return", o.Limit, o.Return), "use 0 for the default, or more")
+	case o.Limit < 0 || o.Return < 0 || o.Ask < 0:
+		return nil, errs.PeerInvalid(op, fmt.Sprintf("a limit of %d bytes, %v to return and %v to be asked", o.Limit, o.Return, o.Ask), "use 0 for the default, or more")
 	}
 	if o.Authorize == nil {
 		o.Authorize = func(Caller, string) Grant { return Grant{Access: publish.WriteAccess} }
@@ -91,10 +97,13 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	if o.Return == 0 {
 		o.Return = 10 * time.Second
 	}
+	if o.Ask == 0 {
+		o.Ask = time.Second
+	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit), changed: make(chan struct{}), present: map[holder]*presence{}}
+	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit), changed: make(chan struct{}), present: map[holder]*presence{}, counted: Status{Since: time.Now()}}
 	if err := b.restore(ctx, op); err != nil {
 		return nil, err
 	}
@@ -295,8 +304,16 @@ func (b *Broker) change(f func() []*object) {
 	b.mu.Lock()
 	gone := f()
 	b.changedLocked()
+	b.dropping += len(gone)
 	b.mu.Unlock()
+	if len(gone) == 0 {
+		return
+	}
 	b.drop(gone)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.dropping -= len(gone)
+	b.changedLocked()
 }
 
 func (b *Broker) changedLocked() {
@@ -339,15 +356,15 @@ func (b *Broker) unuse(f *files) {
 }
 
 // arrive notes a session of a client, and watches its process.
-func (b *Broker) arrive(h holder, of peer.Credentials, c *sock.Conn) {
+func (b *Broker) arrive(s *session, c *sock.Conn) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p := b.present[h]
+	p := b.present[s.h]
 	if p == nil {
-		p = &presence{of: of}
-		b.present[h] = p
+		p = &presence{of: s.of.Credentials, sessions: map[*session]struct{}{}}
+		b.present[s.h] = p
 	}
-	p.sessions++
+	p.sessions[s] = struct{}{}
 	if p.watched || c == nil {
 		return
 	}
@@ -365,19 +382,19 @@ func (b *Broker) arrive(h holder, of peer.Credentials, c *sock.Conn) {
 		b.mu.Lock()
 		p.watched = false
 		b.mu.Unlock()
-		b.depart(h, 0)
+		b.depart(s.h, nil)
 	})
 }
 
-// depart notes the end of a session, and ends what the client held if its process is gone.
-func (b *Broker) depart(h holder, sessions int) {
+// depart notes the end of a session, if there is one, and ends what the client held if its process is gone.
+func (b *Broker) depart(h holder, s *session) {
 	b.change(func() []*object {
 		p := b.present[h]
 		if p == nil {
 			return nil
 		}
-		p.sessions -= sessions
-		if p.sessions > 0 || p.watched {
+		delete(p.sessions, s)
+		if len(p.sessions) > 0 || p.watched {
 			return nil
 		}
 		delete(b.present, h)

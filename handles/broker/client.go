@@ -38,6 +38,8 @@ type Client struct {
 	// without knowing: the next broker is told of both.
 	held  map[keeper.Key]map[*Object]struct{}
 	loose map[keeper.Key]struct{}
+	// early is an object that the broker asked for while its memory was on the way.
+	early keeper.Key
 }
 
 // DialOptions configure [Dial]. The zero value connects now, and again whenever the connection ends.
@@ -127,7 +129,7 @@ func newClient(ctx context.Context, c *peer.Conn) (*Client, error) {
 		return nil, err
 	}
 	k.ctx, k.cancel = context.WithCancel(context.Background())
-	k.now = newLine(c)
+	k.now = newLine(c, k.wanted)
 	return k, nil
 }
 
@@ -178,7 +180,7 @@ func (k *Client) comeBack() *line {
 		return nil
 	}
 	// Nothing is attached before there is a connection, and what is closed meanwhile is released on it.
-	l := newLine(c)
+	l := newLine(c, k.wanted)
 	tell := func(kind uint16, key keeper.Key) error {
 		_, err := l.do(k.ctx, "broker.Client", request{kind: kind, key: key})
 		return err
@@ -227,6 +229,9 @@ func (k *Client) hold(o *Object) {
 	}
 	k.held[o.key][o] = struct{}{}
 	delete(k.loose, o.key)
+	if k.early == o.key {
+		o.want()
+	}
 }
 
 // lose tells the objects of a key that the broker does not have it any more.
@@ -235,6 +240,18 @@ func (k *Client) lose(key keeper.Key, why error) {
 	defer k.mu.Unlock()
 	for o := range k.held[key] {
 		o.lose(why)
+	}
+}
+
+// wanted tells the objects of a key that the broker asks for their memory.
+func (k *Client) wanted(key keeper.Key) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if len(k.held[key]) == 0 {
+		k.early = key
+	}
+	for o := range k.held[key] {
+		o.want()
 	}
 }
 

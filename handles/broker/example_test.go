@@ -130,10 +130,11 @@ func ExampleNewClient() {
 	k, err := broker.NewClient(ctx, far)
 	must(err)
 	defer k.Close()
-	all, err := k.List(ctx)
+	var s broker.Status
+	s, err = k.Status(ctx)
 	must(err)
-	fmt.Println(len(all), "objects")
-	// Output: 0 objects
+	fmt.Println("ready:", s.Ready, "objects:", s.Objects)
+	// Output: ready: true objects: 0
 }
 
 // serving is a broker as in the first example.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/link"
@@ -19,6 +20,8 @@ type line struct {
 	giving wait.Slot
 	// over is closed when nothing is received any more.
 	over chan struct{}
+	// wanted is called with objects whose memory the broker asks for.
+	wanted func(keeper.Key)
 
 	mu      sync.Mutex
 	last    uint32
@@ -28,8 +31,8 @@ type line struct {
 // mostReplies bounds the replies to a request: the messages of a listing of all that there can be.
 const mostReplies = 1 + (1<<16)/maxListing
 
-func newLine(c *peer.Conn) *line {
-	l := &line{c: c, giving: wait.NewSlot(), over: make(chan struct{}), replies: map[uint32]chan reply{}}
+func newLine(c *peer.Conn, wanted func(keeper.Key)) *line {
+	l := &line{c: c, giving: wait.NewSlot(), over: make(chan struct{}), wanted: wanted, replies: map[uint32]chan reply{}}
 	go l.read()
 	return l
 }
@@ -43,6 +46,10 @@ func (l *line) read() {
 			return
 		}
 		r, err := parseReply(m)
+		if err == nil && r.kind == wire.BrokerWanted {
+			l.wanted(r.key)
+			continue
+		}
 		if err == nil && !l.deliver(r) {
 			err = errs.Violation("a reply of kind %#x to request %d, which has none outstanding", r.kind, r.number)
 		}

@@ -30,6 +30,8 @@ type Object struct {
 	manifest handles.Manifest
 	tensors  map[string]handles.Tensor
 	closer   life.Closer
+	ask      sync.Once
+	wanted   chan struct{} // ask closes it
 
 	mu    sync.Mutex
 	about Listing
@@ -119,7 +121,7 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 	if reply.kind != wire.BrokerObject {
 		return nil, errs.Violation("a reply of kind %#x, where an object was to come", reply.kind)
 	}
-	got := &Object{k: k, key: reply.key, about: reply.objects[0]}
+	got := &Object{k: k, key: reply.key, about: reply.objects[0], wanted: make(chan struct{})}
 	got.buffer, err = handles.ReceiveBuffer(ctx, l.c, d, o)
 	if err == nil {
 		err = got.describe(op, reply.manifest)
@@ -255,6 +257,18 @@ func (o *Object) Err() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.lost
+}
+
+func (o *Object) want() { o.ask.Do(func() { close(o.wanted) }) }
+
+// Wanted is closed when the broker asks for the memory: there is no room for what another process wants to
+// write, and the object, which is ephemeral or has a newer version, ends with its last holder. A holder that
+// can do without it closes it within a second.
+func (o *Object) Wanted() <-chan struct{} {
+	if o == nil {
+		return nil
+	}
+	return o.wanted
 }
 
 // Close closes the buffer, which waits for the work on it, and tells the broker. A broker that is away

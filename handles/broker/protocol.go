@@ -44,6 +44,7 @@ var fields = map[uint16]struct{ key, name, version, memory, manifest bool }{
 	wire.BrokerList:    {},
 	wire.BrokerAwait:   {name: true},
 	wire.BrokerCancel:  {},
+	wire.BrokerAsk:     {},
 }
 
 func (r *request) pack() peer.Message {
@@ -193,12 +194,13 @@ type reply struct {
 	status status
 	reason string
 	// key and objects[0] are the object whose memory follows, and manifest its manifest, nil while it
-	// is written.
+	// is written. key alone is the object that is wanted.
 	key      keeper.Key
 	objects  []Listing
 	manifest *peer.FD
 	// last: the objects are the last of a listing.
-	last bool
+	last   bool
+	health Status
 }
 
 func (r *reply) pack() peer.Message {
@@ -213,6 +215,10 @@ func (r *reply) pack() peer.Message {
 	case wire.BrokerObject:
 		e.Raw(r.key[:])
 		r.objects[0].encode(&e)
+	case wire.BrokerWanted:
+		e.Raw(r.key[:])
+	case wire.BrokerStatus:
+		r.health.encode(&e)
 	case wire.BrokerListing:
 		e.Bool(r.last)
 		e.Uint32(uint32(len(r.objects)))
@@ -247,6 +253,10 @@ func parseReply(m peer.Message) (r reply, err error) {
 		if files > 1 {
 			d.Fail("%d files beside an object", files)
 		}
+	case wire.BrokerWanted:
+		copy(r.key[:], d.Raw(len(r.key)))
+	case wire.BrokerStatus:
+		r.health.decode(&d)
 	case wire.BrokerListing:
 		r.last = d.Bool()
 		r.objects = make([]Listing, d.Count(leastListing, maxListing))

@@ -23,6 +23,7 @@ var requests = []request{
 	{kind: wire.BrokerList, number: 6},
 	{kind: wire.BrokerAwait, number: 7, name: "w"},
 	{kind: wire.BrokerCancel, number: 7},
+	{kind: wire.BrokerAsk, number: 8},
 }
 
 var listing = Listing{Name: "w", Version: 3, Device: cuda.UUID{9}, Bytes: 4, Holders: 5, HeldBy: []peer.Credentials{{PID: 6, UID: 7, GID: 8}, {PID: 9, UID: 10, GID: 11}}, Ephemeral: true, PID: 6, UID: 7, Since: time.Unix(0, 8)}
@@ -33,6 +34,8 @@ var replies = []reply{
 	{kind: wire.BrokerObject, number: 3, key: keeper.Key{1}, objects: []Listing{listing}},
 	{kind: wire.BrokerListing, number: 4, objects: []Listing{listing, listing}, last: true},
 	{kind: wire.BrokerListing, number: 4, objects: []Listing{}},
+	{kind: wire.BrokerWanted, key: keeper.Key{1}},
+	{kind: wire.BrokerStatus, number: 5, health: Status{Ready: true, Since: time.Unix(0, 9), Clients: 1, Objects: 2, Writing: 3, Bytes: 4, Limit: 5, Commits: 6, Attaches: 7, Refusals: 8}},
 }
 
 func TestMessagesCrossTheConnection(t *testing.T) {

@@ -53,8 +53,8 @@ func (s *session) run(ctx context.Context) error {
 	if err != nil {
 		return s.fail(err)
 	}
-	s.b.arrive(s.h, s.of.Credentials, socket)
-	defer s.b.depart(s.h, 1)
+	s.b.arrive(s, socket)
+	defer s.b.depart(s.h, s)
 	for {
 		m, err := s.c.Receive(ctx)
 		if err != nil {
@@ -118,6 +118,8 @@ func (s *session) handle(ctx context.Context, r *request) error {
 		return s.list(ctx, r)
 	case wire.BrokerAwait:
 		return s.await(ctx, op, r)
+	case wire.BrokerAsk:
+		reply.kind, reply.health = wire.BrokerStatus, s.b.status()
 	case wire.BrokerCancel:
 		s.mu.Lock()
 		end := s.awaits[r.number]
@@ -151,7 +153,15 @@ func (s *session) handle(ctx context.Context, r *request) error {
 	return s.send(ctx, reply)
 }
 
-func (s *session) send(ctx context.Context, r *reply) error { return s.c.Send(ctx, r.pack()) }
+// send sends a reply, and counts refusals.
+func (s *session) send(ctx context.Context, r *reply) error {
+	if r.kind == wire.BrokerDenied {
+		s.b.mu.Lock()
+		s.b.counted.Refusals++
+		s.b.mu.Unlock()
+	}
+	return s.c.Send(ctx, r.pack())
+}
 
 // may returns what the client may do with a name, or refuses what it may not. A name that it may not read
 // must look as if it were not there.
@@ -208,7 +218,7 @@ type grant struct {
 
 // grantLocked makes a client a holder of an object whose memory is there.
 func (s *session) grantLocked(o *object) *grant {
-	o.holders[s.h] = struct{}{}
+	o.holders[s.h] = false
 	o.files.users++
 	return &grant{o.key, s.b.listingLocked(o), o.memory, o.files.manifest, o.files}
 }
@@ -233,11 +243,29 @@ func (s *session) attach(op string, r *request) (*grant, error) {
 	if err != nil {
 		return nil, err
 	}
+	s.b.counted.Attaches++
 	return s.grantLocked(o), nil
 }
 
-// create makes an object that the client writes.
+// create makes an object that the client writes. If there is no room for it, holders of objects that end
+// with them are asked for theirs.
 func (s *session) create(op string, r *request) (*grant, error) {
+	g, err := s.createOnce(op, r)
+	if !lacksRoom(err) {
+		return g, err
+	}
+	may := s.b.grant(s.of, r.name)
+	counts := s.counts(r, may.Quota, err)
+	if s.canFit(r, may.Quota) && s.b.relieve(int(r.bytes), counts) {
+		g, err = s.createOnce(op, r)
+	}
+	if lacksRoom(err) {
+		err = s.saysWhoHas(err, counts)
+	}
+	return g, err
+}
+
+func (s *session) createOnce(op string, r *request) (*grant, error) {
 	may, err := s.may(op, r.name, publish.WriteAccess)
 	if err != nil {
 		return nil, err
@@ -344,6 +372,7 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	b.change(func() []*object {
 		if err == nil {
 			o.files.manifest = r.manifest
+			b.counted.Commits++
 		}
 		return b.books.sealEnded(o, record, err == nil)
 	})

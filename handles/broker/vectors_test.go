@@ -34,10 +34,10 @@ func TestMessagesAreThoseOfTheVectors(t *testing.T) {
 		require.NoError(t, err, v.Message)
 		require.Equal(t, v.Body, hex.EncodeToString(again.Body), v.Message)
 	}
-	for k := wire.BrokerHello; k <= wire.BrokerCancel; k++ {
+	for k := wire.BrokerHello; k <= wire.BrokerAsk; k++ {
 		require.True(t, kinds[k], "kind %#x has no vector", k)
 	}
-	for k := wire.BrokerDone; k <= wire.BrokerListing; k++ {
+	for k := wire.BrokerDone; k <= wire.BrokerStatus; k++ {
 		require.True(t, kinds[k], "kind %#x has no vector", k)
 	}
 }

@@ -68,6 +68,7 @@ const (
 	BrokerList                           // the objects that there are
 	BrokerAwait                          // until a name is sealed, or nobody writes it
 	BrokerCancel                         // the end of such a wait
+	BrokerAsk                            // how the broker is
 )
 
 // A broker: to its client.
@@ -76,6 +77,8 @@ const (
 	BrokerDenied                         // why it is not
 	BrokerObject                         // the object whose memory follows as a transfer
 	BrokerListing                        // some of the objects
+	BrokerWanted                         // the memory of an object that the client holds is wanted
+	BrokerStatus                         // how it is
 )
 
 // The processes of a group, on a connection of its own (package fabric/rendezvous).

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import threading
@@ -18,7 +19,7 @@ from ._undo import File
 from .array import close_at_exit
 from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
-from .imported import Channel, Imported, dial
+from .imported import Channel, Imported, Message, dial
 from .weights import Tensors, placed, within
 
 T = TypeVar("T")
@@ -64,6 +65,9 @@ class Object(Tensors):
 
     def __init__(self, broker: "Broker", key: bytes, about: ObjectListing, memory: Imported, manifest: bytes) -> None:
         self._broker, self._key, self._lost = broker, key, ""
+        #: Whether the broker asks for the memory: there is no room for what another process wants to write, and the object, which is
+        #: ephemeral or has a newer version, ends with its last holder. A holder that can do without it closes it.
+        self.wanted = False
         self.about, self.memory = about, memory
         self._placed = {p.name: p for p in within(len(memory), parse(manifest)).tensors} if manifest else {}
 
@@ -308,6 +312,8 @@ class Broker(OfProcess):
 
     def _reply(self, ch: Channel) -> "Tuple[str, Dict[str, Any], List[int]]":
         m = ch.message()
+        while self._is_request(m):
+            m = ch.message()
         try:
             said, fields = _wire.decode(m.kind, m.body, "holder")
             if fields["number"] != self._number or len(m.files) > (said == "object"):
@@ -319,6 +325,22 @@ class Broker(OfProcess):
             kind = _STATUSES[fields["cause"]] if fields["cause"] < len(_STATUSES) else RefusedError
             raise _Denied(kind(f"the broker refused: {quoted(fields['reason'])}"))
         return said, fields, m.files
+
+    def _is_request(self, m: Message) -> bool:
+        """Takes a message of the broker that replies to nothing. The lock is held."""
+        if m.kind != _wire.KINDS["wanted"]:
+            return False
+        close_all(m.files)
+        _, fields = _wire.decode(m.kind, m.body, "holder")
+        for o in self._held.get(fields["key"], []):
+            o.wanted = True
+        return True
+
+    def _read_requests(self, ch: Channel) -> None:
+        """Takes what a broker asks while no request is outstanding."""
+        with self._lock:
+            if self._channel is ch and _readable(ch, 0) and not self._is_request(ch.message()):
+                self._drop()  # it replies to nothing
 
     def _await(self, name: str, until: Optional[float]) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own."""
@@ -358,6 +380,8 @@ class Broker(OfProcess):
             ch = self._channel
             if ch is not None and not _hung_up(ch):
                 pause = _FIRST_PAUSE
+                with contextlib.suppress(Error):  # the connection has ended
+                    self._read_requests(ch)
                 continue
             with self._lock:
                 if self._closed:
@@ -380,13 +404,21 @@ class _Denied(Exception):
 
 
 def _hung_up(ch: Channel) -> bool:
-    """Waits a moment for the end of a connection."""
+    """Waits a moment for the end of a connection, or for a message on it."""
+    return bool(_events(ch, _TICK) & ~select.POLLIN)
+
+
+def _readable(ch: Channel, wait: int) -> bool:
+    return _events(ch, wait) == select.POLLIN
+
+
+def _events(ch: Channel, wait: int) -> int:
     p = select.poll()
     try:
-        p.register(ch._conn._socket.fileno(), select.POLLRDHUP)
+        p.register(ch._conn._socket.fileno(), select.POLLRDHUP | select.POLLIN)
     except (ValueError, OSError):
-        return True
-    return bool(p.poll(_TICK))
+        return select.POLLRDHUP
+    return sum(events for _, events in p.poll(wait))
 
 
 def _named(name: str) -> str:

@@ -33,7 +33,7 @@ class BrokerTest(DriverTest):
         if not command:
             lacks("CUVMM_TEST_COMMAND, the program cuvmm (scripts/test-python.sh builds it)")
         self.socket = os.path.join(self.folder, "s", "broker")
-        self.process = subprocess.Popen([command, "serve", "-socket", self.socket, "-return", "200ms"], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen([command, "serve", "-socket", self.socket, "-return", "200ms", "-limit", "64"], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
         self.addCleanup(self.end)
 
     def end(self) -> None:
@@ -137,3 +137,12 @@ class BrokerTest(DriverTest):
             o.check()
         o.close()
         self.assertEqual(b.list(), [])
+
+    def test_memory_is_asked_for(self) -> None:
+        b = self.connect()
+        with b.writer("cache", LIKE, ephemeral=True).commit() as mine, self.connect().attach("cache") as o:
+            self.assertFalse(o.wanted)
+            with self.assertRaises(cuvmm.TooLargeError):
+                self.connect().writer("big", {"t": ("uint8", (63 << 20,))})
+            await_that(lambda: o.wanted and mine.wanted, "the holders are asked")
+            self.assertEqual([x.name for x in b.list()], ["cache"])

@@ -1,0 +1,72 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	"github.com/cuvmm/cuvmm/internal/wire"
+)
+
+// Status is how a broker is. Counts are of this broker, and not of those before it.
+type Status struct {
+	// Ready: clients of an earlier broker have had their time to come back (Options.Return), or there were
+	// none. Requests are served before that, too.
+	Ready bool
+	// Since is when the broker began.
+	Since time.Time
+	// Clients are connected.
+	Clients int
+	// Objects are committed, and Writing are being written. Bytes is what counts, also of objects that
+	// ended and are held yet; Limit bounds it, and is 0 without one.
+	Objects, Writing, Bytes, Limit int
+	// Commits, Attaches and Refusals are how many there have been.
+	Commits, Attaches, Refusals int
+}
+
+func (s *Status) numbers() []*int {
+	return []*int{&s.Clients, &s.Objects, &s.Writing, &s.Bytes, &s.Limit, &s.Commits, &s.Attaches, &s.Refusals}
+}
+
+func (s *Status) encode(e *wire.Encoder) {
+	e.Bool(s.Ready)
+	e.Uint64(uint64(s.Since.UnixNano()))
+	for _, n := range s.numbers() {
+		e.Uint64(uint64(*n))
+	}
+}
+
+func (s *Status) decode(d *wire.Decoder) {
+	s.Ready, s.Since = d.Bool(), time.Unix(0, int64(d.Uint64()))
+	for _, n := range s.numbers() {
+		*n = int(d.Uint64())
+	}
+}
+
+// status describes the broker.
+func (b *Broker) status() (s Status) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s = b.counted
+	s.Ready, s.Clients, s.Limit = !b.books.returning, b.sessions, b.o.Limit
+	for _, o := range b.books.objects {
+		s.Bytes += o.bytes
+		switch o.State {
+		case sealed:
+			s.Objects++
+		case writing:
+			s.Writing++
+		}
+	}
+	return s
+}
+
+// Status returns how the broker is. Any client may ask.
+func (k *Client) Status(ctx context.Context) (s Status, err error) {
+	const op = "broker.Client.Status"
+	err = k.on(ctx, op, func(l *line) error {
+		r, err := l.do(ctx, op, request{kind: wire.BrokerAsk})
+		s = r.health
+		return err
+	})
+	return s, err
+}
