@@ -14,7 +14,7 @@ own: what is put must not be changed until it was received. If the sender's proc
 from __future__ import annotations
 
 import importlib
-import os
+import operator
 import queue
 import threading
 import weakref
@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional, Tuple
 
 from . import _driver, _memory
 from ._descriptor import ARRAY, NUMBERS, Descriptor, this_process
-from ._undo import Passing
+from ._undo import File, Passing
 from .array import Array, ElementType, Users, _close_later, _Work
 from .errors import NotSupported
 from .imported import Imported, _no_order
@@ -51,7 +51,8 @@ def _send(a: Array) -> Tuple[Descriptor, Any]:
 
 
 class _Received:
-    """What the arrays over received memory have in common. The memory is closed when it is gone."""
+    """What the arrays over received memory have in common. The memory is closed when it is gone, by a thread: the collector may find
+    that in any call, which may hold the locks that closing takes."""
 
 
 _closing: "queue.SimpleQueue[Imported]" = queue.SimpleQueue()  # whose put a collector may call at any place
@@ -76,19 +77,16 @@ def _receive(d: Descriptor, sent: Any) -> Array:
     dev = next((known for known in _driver.devices() if known.uuid == d.device), None)
     if dev is None:
         raise NotSupported(f"memory on the device of UUID {d.device.hex()}, which this process does not see", "make that device visible (CUDA_VISIBLE_DEVICES)")
-    got, passing, fd = Imported(dev, True), Passing(), sent.detach()
+    got, owner, passing = Imported(dev, True), _Received(), Passing()
+    _start_closing()
+    weakref.finalize(owner, _closing.put, got).atexit = False  # the memory ends with the process
     try:
+        fd = passing.own(File()).open(operator.methodcaller("detach"), sent)
         importer = _memory.Importer(dev, d)
         got.map(d, importer, [importer.descriptor(fd, d.chunks[0], passing)])
-    except BaseException:
-        got.abandon()
-        raise
     finally:
-        os.close(fd)
         passing.abandon()
-    _start_closing()
-    owner, at = _Received(), got._range.address
-    weakref.finalize(owner, _closing.put, got).atexit = False  # the memory ends with the process
+    at = got._range.address
     return Array(dev, at, len(got), got._kind, False, got._users, at, _no_order, owner)
 
 

@@ -54,8 +54,8 @@ class Backend(_of_vllm(_REGISTRY, "SleepModeBackend") or object):  # type: ignor
     def suspend(self, level: int = 1) -> None:
         if level not in (1, 2):
             raise ArgumentError(f"sleep level {level}", "use 1, which keeps the weights, or 2, which keeps nothing")
-        awake = memory.awake()
-        if not awake and not memory.sleeping():
+        awake = [tag for tag in memory.awake() if tag]  # what has none is not vLLM's
+        if not awake and not any(memory.sleeping()):
             raise Error("no memory of vLLM is in a region of cuvmm", "start vLLM with --worker-cls cuvmm.vllm.Worker")
         if awake:
             memory.suspend(awake, keep=[tag for tag in awake if level == 1 and tag == "weights"])

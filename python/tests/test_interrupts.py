@@ -16,8 +16,10 @@ import time
 import unittest
 import warnings
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional
+from unittest import mock
 
 import cuvmm
+import cuvmm.multiprocessing as mp
 from cuvmm import _claims, _conn, _descriptor, _driver, _packet, _wire
 from cuvmm._descriptor import ARRAY, Descriptor, this_process
 from cuvmm._driver import Stream
@@ -242,7 +244,7 @@ def continues(w: World) -> None:
 
 
 def lease(w: World) -> None:
-    """Memory under the form of a lease, whose offer and files the call maps."""
+    """Memory whose description and files the call maps."""
     memory = cuvmm.empty(100, "uint8")
     undo = Undo()
     w.keep(undo)
@@ -250,8 +252,13 @@ def lease(w: World) -> None:
     dev, (chunks, _) = memory.device, memory.chunks(100)
     about = Descriptor(ARRAY, memory.kind.number, memory.kind.size, 100, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
                        this_process(), [c.size for c in chunks])
-    w.keep(_descriptor._text(_descriptor._OFFER, about.encode() + bytes(16)))
+    w.keep(about)
     w.keep([memory.export(c.identity, undo) for c in chunks])
+
+
+def offered(w: World) -> None:
+    lease(w)
+    w.made[2] = _descriptor._text(_descriptor._OFFER, w.made[2].encode() + bytes(16))
 
 
 def held(w: World) -> None:
@@ -270,6 +277,33 @@ def released(w: World) -> None:
     w.other.release()
     with w.table.rewrite(10):
         w.table.announce()
+    w.goes_on()
+
+
+def sent(w: World) -> None:
+    """What multiprocessing takes of a descriptor is its own."""
+    with mock.patch("multiprocessing.reduction.DupFd", lambda fd: None):
+        mp._send(w.memory.array)
+
+
+class Parcel:
+    """A descriptor on its way by multiprocessing."""
+
+    def __init__(self, fd: int) -> None:
+        self.detach = lambda: os.dup(fd)
+
+
+def got(w: World) -> None:
+    with mock.patch.object(mp, "_start_closing"):
+        w.keep(mp._receive(w.made[2], Parcel(w.made[3][0])))
+
+
+def dropped(w: World) -> None:
+    """What a thread does with received memory of which no array is left."""
+    del w.made[4:]
+    gc.collect()
+    while not mp._closing.empty():
+        mp._closing.get().close()
     w.goes_on()
 
 
@@ -339,7 +373,9 @@ OPS: Dict[str, Op] = {
     "Channel.receive": Op(lambda w: sender(w) and None, lambda w: w.keep(w.made[2].receive(timeout=60))),
     "Channel.message": Op(received, talk),
     "Imported.close": Op(received, lambda w: w.made[3].close(), True),
-    "open_lease": Op(lease, lambda w: w.keep(cuvmm.open_lease(w.made[2], files=w.made[3])[0])),
+    "send by multiprocessing": Op(nothing, sent),
+    "receive by multiprocessing": Op(lease, got, after=dropped),
+    "open_lease": Op(offered, lambda w: w.keep(cuvmm.open_lease(w.made[2], files=w.made[3])[0])),
     "Channel.send": Op(channels, sends, after=arrives),
     "next_async": Op(nothing, lambda w: asyncio.run(waits(w, False)), after=collected),
     "generations": Op(nothing, lambda w: asyncio.run(waits(w, True)), after=collected),

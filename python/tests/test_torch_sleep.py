@@ -218,12 +218,13 @@ class VLLM(SleepTest):
         worker = self.plugin.Worker(sleep_mode_backend="cuvmm", enable_sleep_mode=True)
         made = backend()
         self.assertEqual(made.state(), "RUNNING")
-        held = [worker.load("weights"), worker.load("kv_cache")]
+        held = [worker.load("weights"), worker.load("kv_cache"), self.tensor("")]
         for level, host in ((1, 2 * MIB), (2, 0)):
             with mock.patch.object(self.front, "suspend", wraps=self.front.suspend) as suspend:
                 made.suspend(level)
             self.assertEqual(suspend.call_args[1]["keep"], ["weights"] if host else [])
             self.assertEqual(made.state(), "SUSPENDED")
+            self.assertIn("", self.front.awake())
             made.suspend(level)  # nothing is left
             made.resume(["weights"])
             self.assertEqual((made.state(), self.front.sleeping()), ("SUSPENDED", [t for t in self.front.sleeping() if t != "weights"]))
@@ -234,7 +235,7 @@ class VLLM(SleepTest):
         made.resume(["kv_cache"])
         with self.assertRaisesRegex(cuvmm.ArgumentError, "level 3"):
             made.suspend(3)
-        with mock.patch.object(self.front, "awake", list), self.assertRaisesRegex(cuvmm.Error, "--worker-cls"):
+        with mock.patch.object(self.front, "awake", lambda: [""]), self.assertRaisesRegex(cuvmm.Error, "--worker-cls"):
             made.suspend(1)
         del held
 
