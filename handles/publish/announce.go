@@ -88,7 +88,7 @@ func (p *Publication) turn(ctx context.Context, op string) error {
 		if p.ctx.Err() != nil {
 			return p.closed(op)
 		}
-		return errs.PeerWait(ctx, op, "another change is under way", "try again: nothing was announced")
+		return errs.PeerWait(ctx, op, "another change is under way", "try again: nothing has changed")
 	}
 	if p.over() {
 		p.changes.Give()

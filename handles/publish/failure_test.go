@@ -313,3 +313,86 @@ func TestEveryFailureOfRewriting(t *testing.T) {
 		require.True(t, f.Intact(f.Generation()))
 	})
 }
+
+// Whatever fails in a publisher, or in a follower, while the publisher's memory is suspended and
+// resumed: what the publisher's Suspend and Resume return is what there is, nothing is lost, and
+// once nothing fails a follower, this one or a new one, has the elements.
+func TestEveryFailureOfSuspendingWithFollowers(t *testing.T) {
+	for _, failing := range []string{"publisher", "follower"} {
+		t.Run(failing, func(t *testing.T) {
+			walkFailures(t, []string{"cuMemUnmap"}, func(t *testing.T, begin func(*sim.Machine), end func()) {
+				ctx := peertest.Context(t)
+				ours, publishers := sim.Open(t, smallChunks)
+				theirs, sys := sim.Open(t, smallChunks)
+				r := newRestarting(t, publishers.Devices()[0])
+				r.start(1)
+				defer r.stop()
+				want := make([]uint32, r.array.Len())
+				for i := range want {
+					want[i] = uint32(i)
+				}
+				require.NoError(t, r.array.All().CopyFrom(nil, want))
+				k, err := r.client(ctx)
+				require.NoError(t, err)
+				defer func() { require.NoError(t, k.Close()) }()
+				follow := func() *Follower[uint32] {
+					f, err := Follow[uint32](ctx, k, sys.Devices()[0], "numbers", FollowOptions{})
+					require.NoError(t, err)
+					return f
+				}
+				f := follow()
+				defer func() { require.NoError(t, f.Close()) }()
+				require.NoError(t, f.Next(ctx))
+				require.NoError(t, f.Release())
+
+				if failing == "publisher" {
+					begin(ours)
+				} else {
+					begin(theirs)
+				}
+				s, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, r.array)
+				if err == nil {
+					err = s.Resume(ctx)
+				} else {
+					require.Nil(t, s)
+				}
+				if failing == "follower" {
+					for err == nil && f.Generation() < r.p.Stats().Generation {
+						err = f.Next(ctx)
+					}
+				}
+				end()
+				if s != nil {
+					require.NoError(t, s.Resume(ctx))
+				}
+				require.False(t, r.p.Stats().Suspended)
+				require.NoError(t, r.p.Announce(ctx, len(want)), "or a follower that refused would wait for the next")
+				got := make([]uint32, len(want))
+				require.NoError(t, r.array.All().CopyTo(nil, got))
+				require.Equal(t, want, got)
+				reads := func(f *Follower[uint32]) (err error) {
+					for f.Generation() < r.p.Stats().Generation {
+						if err := f.Next(ctx); err != nil {
+							return err
+						}
+					}
+					clear(got)
+					require.NoError(t, f.Array().All().CopyTo(nil, got[:f.Len()]))
+					require.Equal(t, want, got)
+					require.NoError(t, f.Release())
+					return nil
+				}
+				if err := reads(f); err != nil { // it could not unmap, or map
+					require.Equal(t, "follower", failing)
+					require.NoError(t, f.Close())
+					f = follow()
+					require.NoError(t, reads(f))
+				}
+				s, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, r.array)
+				require.NoError(t, err)
+				require.NoError(t, s.Resume(ctx))
+				require.NoError(t, reads(f))
+			})
+		})
+	}
+}

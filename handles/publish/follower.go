@@ -221,6 +221,9 @@ func (f *follower) carryOut(a arrival) error {
 	if f.replica.less(a.update) {
 		return f.giveBack(int(a.length), a.keep)
 	}
+	if f.memory.Committed() < sizeOf(f.replica.chunks[:a.keep]) { // it was unmapped in part, and the publisher was told that it is there
+		return errs.Peer(opFollower, cuda.ErrInUse, "memory that could not be given back as a whole, and is shown again", "close the follower and follow the publication anew")
+	}
 	if len(a.chunks) == 0 {
 		return nil
 	}

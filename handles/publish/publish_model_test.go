@@ -44,12 +44,25 @@ func (b *both) grow(t *rapid.T) {
 	b.trim() // what is announced is what the length needs
 	b.view.generation = max(b.view.generation, b.least) + 1
 	b.view.ordered = b.view.generation
+	b.view.away = false
 	b.record(showing(b.view))
+}
+
+// suspend takes all memory away. What comes back, with the next growth, is other memory.
+func (b *both) suspend(*rapid.T) {
+	if b.view.generation == 0 {
+		return
+	}
+	b.view = view{generation: max(b.view.generation, b.least) + 1, ordered: b.view.ordered, away: true}
+	b.progress.lower(0)
+	b.record(showing(b.view))
+	b.record(event{"do": "lower", "length": 0})
 }
 
 func (b *both) shrink(t *rapid.T) {
 	b.view.length = rapid.Uint64Range(0, b.view.length).Draw(t, "length")
 	b.trim()
+	b.view.away = false
 	b.view.generation = max(b.view.generation, b.least) + 1
 	b.progress.lower(b.view.length)
 	b.record(showing(b.view))
@@ -99,6 +112,11 @@ func (b *both) hear(t *rapid.T) {
 		b.ids = append(b.ids, b.adds...)
 	}
 	b.reply = b.replica.finish(token{}, failed)
+	if failed == nil && u.state == Suspended {
+		require.Empty(t, b.replica.chunks)
+		require.Zero(t, b.replica.length)
+	}
+	require.True(t, failed != nil || !u.last || b.replica.state == u.state)
 	b.record(heard(b.reply, &b.replica))
 }
 
@@ -142,7 +160,7 @@ func (b *both) comeBack(t *rapid.T) {
 // actions are what can happen next, and under "" what always holds.
 func (b *both) actions() map[string]func(*rapid.T) {
 	return map[string]func(*rapid.T){
-		"grow": b.grow, "shrink": b.shrink, "say": b.say, "hear": b.hear, "settle": b.settle, "come back": b.comeBack,
+		"grow": b.grow, "shrink": b.shrink, "suspend": b.suspend, "say": b.say, "hear": b.hear, "settle": b.settle, "come back": b.comeBack,
 		"": func(t *rapid.T) {
 			require.Equal(t, append([]chunk{}, b.ids...), append([]chunk{}, b.replica.chunks...))
 			require.Equal(t, sizeOf(b.ids), b.replica.bytes)
@@ -197,6 +215,7 @@ func (b *both) finish(t *rapid.T) {
 	case sizeOf(b.view.chunks) > b.replica.room:
 		require.Equal(t, len(b.ids), common(b.ids, b.view.chunks), "nothing is kept that is not shown")
 	default:
+		require.Equal(t, b.view.away, b.replica.state == Suspended)
 		require.Equal(t, append([]chunk{}, b.view.chunks...), append([]chunk{}, b.ids...))
 		require.Equal(t, b.view.length, b.replica.length)
 		require.Zero(t, b.progress.pinned(b.view))

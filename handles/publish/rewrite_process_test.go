@@ -39,30 +39,8 @@ func init() {
 		if err != nil {
 			return err
 		}
-		l, err := peer.Listen(do.Place.Dir, "s", peer.Options{})
+		w, streams, err := do.Place.rewritten(d, do.N, do.First)
 		if err != nil {
-			return err
-		}
-		server := publish.NewServer(publish.ServerOptions{})
-		go func() { _ = server.Serve(context.Background(), l) }()
-		a, err := vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)})
-		if err == nil {
-			err = a.Resize(nil, do.N)
-		}
-		if err != nil {
-			return err
-		}
-		w := &rewritten{d: d, server: server, array: a, version: do.First}
-		if w.p, err = publish.Array(server, "numbers", a); err != nil {
-			return err
-		}
-		var streams [2]*cuda.Stream
-		for i := range streams {
-			if streams[i], err = d.NewStream(cuda.StreamOptions{}); err != nil {
-				return err
-			}
-		}
-		if err := errors.Join(w.write(streams[:]...), w.announce(streams[:]...)); err != nil {
 			return err
 		}
 		ctx := context.Background() // reexec bounds the child's life
@@ -72,9 +50,9 @@ func init() {
 		for do.Last == 0 || w.version+1 < do.Last {
 			var err error
 			if do.Turn {
-				err = w.turn(ctx, streams[:]...)
+				err = w.turn(ctx, streams...)
 			} else {
-				err = w.next(ctx, publish.RewriteOptions{}, streams[:]...)
+				err = w.next(ctx, publish.RewriteOptions{}, streams...)
 			}
 			if err != nil {
 				return err
@@ -91,7 +69,7 @@ func init() {
 			from, _ = publish.HalfOf(w.p.Stats().Generation+1, do.N)
 			n /= 2
 		}
-		if err := streams[0].Memset(a.Ptr()+cuda.Ptr(4*from), byte(do.Last), 4*n); err != nil {
+		if err := streams[0].Memset(w.array.Ptr()+cuda.Ptr(4*from), byte(do.Last), 4*n); err != nil {
 			return err
 		}
 		if err := errors.Join(streams[0].Synchronize(), c.Send("open")); err != nil {
@@ -100,6 +78,33 @@ func init() {
 		<-ctx.Done()
 		return nil
 	})
+}
+
+// rewritten is newRewritten for a process of its own.
+func (p place) rewritten(d *cuda.Device, n int, first uint32) (w *rewritten, streams []*cuda.Stream, err error) {
+	l, err := peer.Listen(p.Dir, "s", peer.Options{})
+	if err != nil {
+		return nil, nil, err
+	}
+	w = &rewritten{d: d, server: publish.NewServer(publish.ServerOptions{}), version: first}
+	go func() { _ = errors.Join(w.server.Serve(context.Background(), l), l.Close()) }()
+	if w.array, err = vmm.NewArray[uint32](d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)}); err == nil {
+		err = w.array.Resize(nil, n)
+	}
+	if err == nil {
+		w.p, err = publish.Array(w.server, "numbers", w.array)
+	}
+	for range 2 {
+		if err == nil {
+			var s *cuda.Stream
+			s, err = d.NewStream(cuda.StreamOptions{})
+			streams = append(streams, s)
+		}
+	}
+	if err == nil {
+		err = errors.Join(w.write(streams...), w.announce(streams...))
+	}
+	return w, streams, err
 }
 
 func startRewriter(t *testing.T, do rewriterTask) *reexec.Cmd {

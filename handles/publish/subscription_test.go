@@ -131,7 +131,8 @@ type modelPublisher struct {
 	gone         bool
 	arrived      []version // all of them, with what was taken back
 	shown        []version
-	refused      uint64 // the last generation that was
+	refused      uint64 // the last generation that was, or that was suspended
+	away         bool   // the memory is suspended
 	cut          uint64 // the last generation that something was taken back of
 	unfinished   bool
 	lastLength   int
@@ -170,6 +171,7 @@ func (m *modelPublisher) arrives(t *rapid.T) {
 	m.s.declare(Live)
 	m.s.arrive(v, m.reads())
 	m.arrived = append(m.arrived, v)
+	m.away = m.away && !m.s.counts() && !m.completes(v)
 }
 
 // reads is what the word reads: its final value, once that does not count.
@@ -206,7 +208,25 @@ func (m *modelPublisher) shrink(t *rapid.T) {
 	if !m.s.counts() || m.s.phase == phaseWithdrawn || m.owes {
 		return
 	}
-	m.lastLength = rapid.IntRange(0, m.lastLength).Draw(t, "length")
+	m.takesBack(rapid.IntRange(0, m.lastLength).Draw(t, "length"))
+	m.owes = true
+}
+
+// suspend takes everything back, and shows no version of that.
+func (m *modelPublisher) suspend(t *rapid.T) {
+	if !m.s.counts() || m.s.phase == phaseWithdrawn || m.owes {
+		return
+	}
+	m.takesBack(0)
+	m.generation++
+	m.refused, m.away = m.generation, true
+	m.s.suspend()
+	require.Equal(t, Suspended, m.s.state())
+	require.Zero(t, m.s.pending.generation)
+}
+
+func (m *modelPublisher) takesBack(length int) {
+	m.lastLength = length
 	for _, all := range [][]version{m.arrived, m.shown} {
 		for i := range all {
 			all[i].length = min(all[i].length, m.lastLength)
@@ -214,7 +234,6 @@ func (m *modelPublisher) shrink(t *rapid.T) {
 	}
 	m.cutArrived()
 	m.s.takeBack(m.lastLength)
-	m.owes = true
 }
 
 func (m *modelPublisher) cutArrived() {
@@ -374,6 +393,7 @@ func (m *modelPublisher) check(t *rapid.T) {
 	if !m.s.counts() {
 		require.Equal(t, m.newest(m.arrived), m.s.last(), "what a take-over goes on with")
 		from, _ := m.s.heritage(m.words())
+		require.Equal(t, m.away, from.away, "a take-over of what is not there")
 		opened := slices.ContainsFunc(m.arrived, func(v version) bool { return v.generation <= m.flux })
 		require.Equal(t, opened && m.s.last().generation == 0, from.torn, "a take-over goes on with what may be a mixture")
 		require.False(t, m.s.mayBeIntact(m.current().generation))
@@ -392,7 +412,7 @@ func TestWhatAFollowerShows(t *testing.T) {
 	life := func(t *rapid.T) {
 		m := &modelPublisher{s: newSubscription(), shown: []version{{}}}
 		t.Repeat(map[string]func(*rapid.T){
-			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "work": m.work, "rewrite": m.rewrite,
+			"announce": m.announce, "announce more": m.announce, "refuse": m.refuse, "shrink": m.shrink, "shrink again": m.shrink, "suspend": m.suspend, "work": m.work, "rewrite": m.rewrite,
 			"withdraw": m.withdraw, "lose": m.lose, "end": m.end, "close": m.close, "inherit": m.inherit, "accept": m.accept,
 			"next": m.next, "next again": m.next, "show": m.show, "show again": m.show, "read": m.read, "read again": m.read, "": m.check,
 		})

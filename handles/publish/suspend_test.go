@@ -3,9 +3,11 @@
 package publish_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"sync"
 	"testing"
 	"time"
@@ -32,6 +34,13 @@ func (w *rewritten) suspend(t testing.TB, o vmm.SuspendOptions) *vmm.Suspension 
 	require.Equal(t, before, r.Given, "%+v", r)
 	require.NoError(t, s.Released().Wait(peertest.Context(t)))
 	return s
+}
+
+// shortly is a context that ends while a Suspend waits for followers.
+func shortly(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(peertest.Context(t), 200*time.Millisecond)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 // Published memory goes with its followers, and they have it again at their addresses.
@@ -197,7 +206,7 @@ func TestWhatASuspendedPublicationPermits(t *testing.T) {
 // of the generation.
 func TestSuspendWaitsForReaders(t *testing.T) {
 	h := newHolder(t)
-	_, err := vmm.Suspend(briefly(t), vmm.SuspendOptions{}, h.array)
+	_, err := vmm.Suspend(shortly(t), vmm.SuspendOptions{}, h.array)
 	require.ErrorIs(t, err, peer.ErrTimeout)
 	require.ErrorContains(t, err, "1 follower")
 	require.ErrorContains(t, err, "vmm.SuspendOptions.ExcludeAfter")
@@ -324,4 +333,182 @@ func TestAFollowerThatLies(t *testing.T) {
 	version, err := versionOf(elementsOf(t, a, nil))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, version)
+}
+
+// Publications of one buffer, of a fork, and of halves that are rewritten in turn go in one call,
+// beside other memory. Each chunk goes once.
+func TestSeveralPublicationsSleepTogether(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1_000_000)
+		ctx := peertest.Context(t)
+		s := stream(t, d)
+		fork, err := w.array.Buffer().Fork(w.writer, 2*mib, vmm.ForkOptions{})
+		require.NoError(t, err)
+		closeLater(t, fork)
+		other, err := vmm.NewBuffer(d, vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib)})
+		require.NoError(t, err)
+		closeLater(t, other)
+		require.NoError(t, other.Resize(s, 2*mib))
+		require.NoError(t, s.Memset(other.Ptr(), 9, other.Len()))
+		k := client(t, w.path)
+		followers := []*publish.Follower[byte]{}
+		for name, b := range map[string]*vmm.Buffer{"again": w.array.Buffer(), "a fork": fork} {
+			p, err := w.server.Publish(name, b)
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, p.Withdraw()) })
+			require.NoError(t, p.Announce(ctx, 2*mib, w.writer))
+			f, err := publish.Follow[byte](ctx, k, d, name, publish.FollowOptions{})
+			require.NoError(t, err)
+			closeLater(t, f)
+			require.NoError(t, f.Next(ctx))
+			require.NoError(t, f.Release())
+			followers = append(followers, f)
+		}
+		f := followed(t, k, d, publish.FollowOptions{})
+		require.NoError(t, f.Next(ctx, s))
+		require.NoError(t, f.Release(s))
+
+		// The fork shares the first chunk, which stays until both are named.
+		asleep, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, w.array)
+		require.NoError(t, err)
+		require.Equal(t, 2*mib, asleep.Report().Held)
+		require.NoError(t, asleep.Resume(ctx))
+		require.NoError(t, f.Next(ctx, s))
+		require.NoError(t, f.Release(s))
+		asleep, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, w.array, other, fork)
+		require.NoError(t, err)
+		r := asleep.Report()
+		require.Zero(t, r.Held, "%+v", r)
+		require.Equal(t, 6*mib, r.Asked)
+		require.NoError(t, asleep.Resume(ctx, other, fork))
+		require.Equal(t, publish.Suspended, f.State())
+		require.NoError(t, asleep.Resume(ctx))
+		for _, f := range followers {
+			for f.Len() == 0 || f.State() != publish.Live {
+				require.NoError(t, f.Next(ctx))
+			}
+			got := make([]byte, f.Len())
+			require.NoError(t, f.Array().All().CopyTo(s, got))
+			require.Equal(t, bytes.Repeat([]byte{1}, 2*mib), got)
+			require.NoError(t, f.Release())
+		}
+		require.NoError(t, f.Next(ctx, s))
+		version, err := versionOf(elementsOf(t, f.Array(), s))
+		require.NoError(t, err)
+		require.EqualValues(t, 1, version)
+	})
+}
+
+// Halves that are rewritten in turn go on where they were.
+func TestHalvesThatSleep(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1_000_000)
+		ctx := peertest.Context(t)
+		f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+		require.NoError(t, f.Next(ctx, w.writer))
+		for cycle := range uint32(4) {
+			require.NoError(t, f.Release(w.writer))
+			if cycle != 2 { // twice between two turns
+				require.NoError(t, w.turn(ctx, w.writer))
+			}
+			require.NoError(t, w.suspend(t, vmm.SuspendOptions{}).Resume(ctx))
+			require.NoError(t, f.Next(ctx, w.writer))
+			require.Equal(t, w.p.Stats().Generation, f.Generation())
+			version, err := half(f, w.writer)
+			require.NoError(t, err)
+			require.Equal(t, w.version, version, "cycle %d", cycle)
+			require.ErrorIs(t, w.p.Announce(ctx, 10), cuda.ErrInvalidArgument, "less than is shown")
+		}
+	})
+}
+
+// A stream that captures is refused before a follower is told, and what a follower's capture holds
+// up is not forced.
+func TestSuspendingBesideACapture(t *testing.T) {
+	_, ours := sim.Open(t)
+	_, theirs := sim.Open(t)
+	w := newRewritten(t, ours.Devices()[0], 1000)
+	ctx := peertest.Context(t)
+	d := theirs.Devices()[0]
+	s := stream(t, d)
+	f := followed(t, client(t, w.path), d, publish.FollowOptions{Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{s} }})
+	require.NoError(t, f.Next(ctx, s))
+	require.NoError(t, f.Release(s))
+	g, err := w.writer.WithCapture(cuda.CaptureOptions{}, func() error {
+		_, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.writer}, w.array)
+		require.ErrorIs(t, err, cuda.ErrCapturing)
+		require.Equal(t, publish.Live, f.State())
+		require.EqualValues(t, 1, w.p.Stats().Generation)
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	g, err = s.WithCapture(cuda.CaptureOptions{}, func() error {
+		_, err := vmm.Suspend(shortly(t), vmm.SuspendOptions{}, w.array)
+		require.ErrorIs(t, err, peer.ErrTimeout)
+		require.ErrorContains(t, err, "did not unmap")
+		return nil
+	})
+	require.NoError(t, err)
+	require.NoError(t, g.Close())
+	require.NoError(t, f.Next(ctx, s), "the same elements, again")
+	require.NoError(t, f.Release(s))
+	require.NoError(t, w.suspend(t, vmm.SuspendOptions{}).Resume(ctx))
+	require.NoError(t, f.Next(ctx, s))
+}
+
+// Suspensions leave nothing behind, neither where the memory is nor where it is followed.
+func TestAHundredSuspensionsWithFollowers(t *testing.T) {
+	const cycles = 100
+	ours, publishers := sim.Open(t)
+	theirs, sys := sim.Open(t)
+	w := newRewritten(t, publishers.Devices()[0], 600_000)
+	ctx := peertest.Context(t)
+	f := followed(t, client(t, w.path), sys.Devices()[0], publish.FollowOptions{KeepDescriptors: true})
+	type all struct {
+		ours, theirs map[string]int
+		free, files  int
+	}
+	now := func() all {
+		free, _, err := w.d.MemoryInfo()
+		require.NoError(t, err)
+		return all{ours.Live(), theirs.Live(), free, peer.OpenFDs()}
+	}
+	var before all
+	for i := range cycles {
+		require.NoError(t, f.Next(ctx))
+		version, err := versionOf(elementsOf(t, f.Array(), nil))
+		require.NoError(t, err)
+		require.EqualValues(t, 1, version)
+		require.NoError(t, f.Release())
+		require.NoError(t, w.p.Settle(ctx))
+		switch {
+		case i == 1:
+			before = now()
+			before.files = 1 // that of warm exports; others are closed a little later
+		case i%10 == 9:
+			require.Eventually(t, func() bool { return reflect.DeepEqual(before, now()) }, peertest.Guard, time.Millisecond, "%+v after %+v", now(), before)
+		}
+		require.NoError(t, w.suspend(t, vmm.SuspendOptions{}).Resume(ctx))
+	}
+}
+
+// A publication that is withdrawn beside a Suspend that waits for followers ends that.
+func TestAWithdrawBesideASuspend(t *testing.T) {
+	h := newHolder(t)
+	over := make(chan error, 1)
+	go func() {
+		_, err := vmm.Suspend(peertest.Context(t), vmm.SuspendOptions{}, h.array)
+		over <- err
+	}()
+	require.Eventually(t, func() bool { return h.p.Stats().Suspended }, peertest.Guard, time.Millisecond)
+	require.NoError(t, h.p.Withdraw())
+	require.ErrorIs(t, <-over, cuda.ErrClosed)
+	require.NoError(t, h.array.Resize(nil, 2000), "nothing has changed")
+	h.goOn()
+	s, err := vmm.Suspend(peertest.Context(t), vmm.SuspendOptions{}, h.array)
+	require.NoError(t, err)
+	r := s.Report()
+	require.Equal(t, r.Asked, r.Held, "who followed it may have it for ever")
+	require.NoError(t, s.Resume(peertest.Context(t)))
 }

@@ -24,7 +24,11 @@ func pairs(all []chunk) [][2]uint64 {
 }
 
 func showing(v view) event {
-	return event{"do": "show", "generation": v.generation, "ordered": v.ordered, "length": v.length, "chunks": pairs(v.chunks)}
+	state := Live
+	if v.away {
+		state = Suspended
+	}
+	return event{"do": "show", "generation": v.generation, "ordered": v.ordered, "length": v.length, "chunks": pairs(v.chunks), "state": state}
 }
 
 // sent is the update that a publisher has next: serial 0 if it has none.
@@ -39,7 +43,7 @@ func sent(u *update) event {
 
 func fields(u *update) event {
 	return event{"serial": u.serial, "generation": u.generation, "ordered": u.ordered, "length": u.length, "keep": u.keep,
-		"last": u.last, "over": u.over, "chunks": pairs(u.chunks)}
+		"last": u.last, "over": u.over, "state": u.state, "chunks": pairs(u.chunks)}
 }
 
 // heard is what a follower did with the last update.
@@ -97,7 +101,7 @@ func TestTracesAreThoseOfTheModel(t *testing.T) {
 	run := rapid.Custom(func(t *rapid.T) (events []event) {
 		b := newBoth(t, 2, func(e event) { events = append(events, e) })
 		actions := b.actions()
-		often := slices.Concat(slices.Repeat([]string{"say", "hear", "settle"}, 6), slices.Repeat([]string{"grow", "shrink"}, 2), []string{"come back"})
+		often := slices.Concat(slices.Repeat([]string{"say", "hear", "settle"}, 6), slices.Repeat([]string{"grow", "shrink"}, 2), []string{"come back", "suspend"})
 		for range steps {
 			actions[rapid.SampledFrom(often).Draw(t, "what")](t)
 		}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ._replica import Chunk, View, size_of
+from ._replica import LIVE, Chunk, View, size_of
 from .errors import ProtocolError
 
 
@@ -15,6 +15,7 @@ class Shown(NamedTuple):
     ordered: int
     length: int
     chunks: Tuple[Chunk, ...]
+    state: int = LIVE
 
 
 def common(a: Sequence[Chunk], b: Sequence[Chunk]) -> int:
@@ -75,7 +76,7 @@ class Progress:
             if len(add) > batch:
                 add, last = add[:batch], False
         self._serial, self._low = self._serial + 1, None
-        self._out = View(self._serial, s.generation, s.ordered, length, keep, last, over, add)
+        self._out = View(self._serial, s.generation, s.ordered, length, keep, last, over, add, s.state)
         return self._out
 
     def acknowledge(self, fields: Dict[str, Any]) -> None:

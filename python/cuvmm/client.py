@@ -208,15 +208,19 @@ class Client(OfProcess):
 
     def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
                max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
-               keep_descriptors: bool = False, timeout: Optional[float] = None, wait: bool = False, expect: Any = None) -> Follower:
+               keep_descriptors: bool = False, keep_arrays: bool = False, timeout: Optional[float] = None, wait: bool = False,
+               expect: Any = None) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
         ``write`` maps the memory for writing, if the publisher permits that. ``reserve`` is the address space in bytes
         (0: as much as the publisher has). ``max_wait`` limits the seconds that work waits for a publisher that is alive
         and does not finish. ``on_shrink(length)`` is called before the memory behind the first ``length`` elements is
         unmapped, and may return the streams to wait for; otherwise all work of the device is awaited. Arrays that reach
-        into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``keep_descriptors``
-        keeps a file open for each chunk, which :func:`take_over` needs. ``timeout`` limits the wait for the server.
+        into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``on_shrink(0)`` is called,
+        too, when the publisher suspends the memory, and refuses that by an exception. ``keep_descriptors``
+        keeps a file open for each chunk, which :func:`take_over` needs. With ``keep_arrays`` arrays and tensors may be kept
+        while the publisher has the memory suspended: the program uses none of them between ``release`` and the end of the
+        next ``next``. ``timeout`` limits the wait for the server.
         With ``wait`` it waits, within that time (by default the client's), for a publication of the name.
 
         ``expect`` is the manifest that the publication must have, but for digests: its text, or :class:`Weights`. It is compared before
@@ -231,7 +235,7 @@ class Client(OfProcess):
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
-        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors, None if expect is None else _manifest.of(expect)))
+        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors, keep_arrays, None if expect is None else _manifest.of(expect)))
         try:
             f.open(timeout, wait)
             with self._lock:

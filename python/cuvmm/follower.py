@@ -18,12 +18,12 @@ from ._holds import Holds, Wait
 from ._manifest import Manifest
 from ._page import full_barrier
 from ._process import OfProcess
-from ._replica import LIVE, MOVED, STALE, STATES, Chunk, Replica, View, size_of
+from ._replica import LIVE, MOVED, STALE, STATES, SUSPENDED, Chunk, Replica, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, IncompleteError, MismatchError, MovedError, NotSupported,
-                     OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
+                     OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, SuspendedError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
 from .weights import Tensors
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Options(NamedTuple):
     on_shrink: Optional[Callable[[int], Any]]
     shrink_wait: float
     keep_descriptors: bool
+    keep_arrays: bool
     expect: Optional[Manifest]
 
 
@@ -197,6 +198,12 @@ class Follower(OfProcess):
     program, or a stream that this package was not told of, reads is not waited for; :meth:`intact` tells whether what was
     read is one generation and no mixture.
 
+    While the publisher has the memory suspended (``vmm.Suspend`` in Go), ``state`` is "suspended" and the follower has no
+    elements; ``next`` waits until the memory is back, at the same address. The publisher waits for what holds it, as before it
+    rewrites. An exception of ``on_shrink(0)`` refuses that the memory goes, and so do arrays and tensors that are in use,
+    unless the follower was made with ``keep_arrays``: then they stay, and are the same elements when the memory is back. Used
+    meanwhile, arrays raise SuspendedError, and kernels fault.
+
     All methods are safe for use by any thread. The caller closes the follower, after it has deleted all arrays and tensors
     of it.
     """
@@ -211,6 +218,7 @@ class Follower(OfProcess):
         self._received: List[_Shown] = []  # what arrived, back to the last that was complete
         self._cuts = 0  # how often what had arrived was taken back
         self._said = LIVE  # the publication's state, as the publisher sent it last
+        self._away = False  # the publisher has suspended the memory, and nothing is mapped until it shows it again
         self._phase = Phase.FOLLOWING
         self._gone: Optional[Error] = None  # why it is AWAY or OVER
         self._completed = _page.LAST_GENERATION
@@ -549,6 +557,8 @@ class Follower(OfProcess):
             return  # this process is the publisher now, and what is shown is complete
         if self._closing:
             raise ClosedError("the follower is closed")
+        if self._away:
+            raise SuspendedError("the publisher has suspended the memory", "call next, which waits until it is back")
         if streams:
             with self._lock:
                 link, ordered = self._link, self._shown[-1].ordered
@@ -894,7 +904,10 @@ class Follower(OfProcess):
         if failed is None and v.last and not v.over and v.length:
             with self._holding:
                 self._holds.begin_early(link.slot, v.generation, counts=not link.died)
-        if failed is not None:
+        if v.state == SUSPENDED:
+            if failed is None:
+                self._suspended()  # otherwise the publisher shows the same elements again
+        elif failed is not None:
             self._arrived(failed if isinstance(failed, Error) else Error(f"a generation could not be mapped: {failed!r}"))
         elif v.over:
             self._arrived(CapacityError(f"{counted(v.length, 'element')}, in chunks that do not fit into the {counted(self._replica.room, 'byte')} of this range", "follow it anew with a larger reserve"))
@@ -914,6 +927,7 @@ class Follower(OfProcess):
                 return
             self._pending = what
             if isinstance(what, _Shown):
+                self._away = False
                 self._received.append(what)
                 while len(self._received) > 1 and not self._link.died and self._link.reached(self._received[1].ordered):
                     self._received.pop(0)
@@ -921,9 +935,15 @@ class Follower(OfProcess):
             self._said = self._said if state is None else state
             self._wake_locked()
 
+    def _suspended(self) -> None:
+        with self._lock:
+            self._away, self._pending = True, None  # what had arrived was taken back
+            self._said = self._said if self._link.died else SUSPENDED
+            self._wake_locked()
+
     def _carry_out(self, v: View, files: List[int], lost: bool) -> None:
         if self._replica.shrinks(v):
-            self._give_back(v.length, v.keep)
+            self._give_back(v.length, v.keep, for_good=v.state != SUSPENDED)
             return
         if not v.add:
             return
@@ -956,8 +976,12 @@ class Follower(OfProcess):
             k.close()
             self._undo.forget(k)
 
-    def _give_back(self, length: int, keep: int) -> None:
-        """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done."""
+    def _give_back(self, length: int, keep: int, *, for_good: bool) -> None:
+        """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done.
+
+        What is in use is not taken away, unless other memory will be at the same addresses and the program permits that: the
+        publisher has waited for whoever holds what is there.
+        """
         with self._lock:
             self._shown = [s._replace(length=min(s.length, length)) for s in self._shown]
             self._received = [r._replace(length=min(r.length, length)) for r in self._received]
@@ -967,7 +991,7 @@ class Follower(OfProcess):
                 self._pending = p._replace(length=length)
             self._wake_locked()
         streams = self._options.on_shrink(length) if self._options.on_shrink is not None else None
-        if keep < len(self._replica.chunks):
+        if (for_good or not self._options.keep_arrays) and keep < len(self._replica.chunks):
             kept = size_of(self._replica.chunks[:keep])
             self._users.wait(kept, self._options.shrink_wait)
             self._users.refuse("the publisher takes memory back", kept)
@@ -1059,6 +1083,8 @@ class Follower(OfProcess):
         with self._lock:
             if self._closing:
                 raise ClosedError("the follower is closed")
+            if self._away:
+                raise SuspendedError(f"{what}, whose publisher ended while the memory was suspended", "load the elements anew, and publish them: followers that reconnect follow that")
             complete, length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))
             # The word now, since a publisher that lived on may have gone on without this follower.
             if not complete and self._torn or self._link.slot.load(_page.CUT) == _page.CUT_LEFT:

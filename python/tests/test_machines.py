@@ -51,7 +51,7 @@ class Replay:
         """Does what the event says, and returns its results."""
         do = e["do"]
         if do == "show":
-            self.shown = Shown(e["generation"], e["ordered"], e["length"], chunks(e))
+            self.shown = Shown(e["generation"], e["ordered"], e["length"], chunks(e), e["state"])
         elif do == "lower":
             self.progress.lower(e["length"])
         elif do == "next":
@@ -60,7 +60,7 @@ class Replay:
                 return {"serial": 0}
             self.out = v
             return {"serial": v.serial, "generation": v.generation, "ordered": v.ordered, "length": v.length, "keep": v.keep,
-                    "last": v.last, "over": v.over, "chunks": [list(c) for c in v.add]}
+                    "last": v.last, "over": v.over, "state": v.state, "chunks": [list(c) for c in v.add]}
         elif do == "try update":
             return {"taken": takes(copy.deepcopy(self.replica).begin, view(e))}
         elif do == "carry out":

@@ -129,13 +129,69 @@ class States(DriverTest):
             at = f.array.ptr
             self.assertEqual(p.view(state=3)["chunks"], 0)
             self.assertEqual((f.state, len(f), f.error), ("suspended", 0, None))
-            self.assertEqual(f.next(timeout=60), 2)
+            with self.assertRaises(cuvmm.WaitTimeout):
+                f.next(timeout=0.02)  # there is nothing to show
             self.assertEqual((f.state, len(f.array)), ("suspended", 0))
             self.assertEqual(p.view(self.memory, length=100)["chunks"], 1)
             self.assertEqual(f.next(timeout=60), 3)
             self.assertEqual((f.state, f.array.tolist(), f.array.ptr), ("live", [7] * 100, at))
 
         self.following(do)
+
+    def test_arrays_are_kept_while_memory_is_suspended(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=100)
+            f.next(timeout=60)
+            kept = f.array
+            self.assertEqual(p.view(state=3)["chunks"], 0)
+            uses: List[Callable[[], Any]] = [kept.tolist, lambda: kept.__dlpack__(stream=1, allow_readonly=True), lambda: f.order(0)]
+            for use in uses:
+                with self.assertRaises(cuvmm.SuspendedError):
+                    use()
+            p.view(self.memory, length=100)
+            f.next(timeout=60)
+            self.assertEqual(kept.tolist(), [7] * 100)
+            self.assertEqual(p.view(keep=0)["status"], 6)  # taken back for good
+
+        self.following(do, keep_arrays=True, shrink_wait=0.01)
+
+    def test_on_shrink_refuses_that_memory_is_suspended(self) -> None:
+        refusing = True
+
+        def on_shrink(length: int) -> None:
+            self.assertEqual(length, 0)
+            if refusing:
+                raise RuntimeError("in a collective")
+
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            nonlocal refusing
+            p.view(self.memory, length=100)
+            self.assertEqual(f.next(timeout=60), 1)
+            done = p.view(state=3)
+            self.assertEqual((done["status"], done["chunks"]), (6, 1))
+            self.assertIn("in a collective", done["reason"])
+            self.assertEqual((f.state, f.error), ("live", None))
+            p.view(keep=1, length=100)  # the same elements, again
+            self.assertEqual((f.next(timeout=60), f.array.tolist()), (3, [7] * 100))
+            refusing = False
+            self.assertEqual(p.view(state=3)["chunks"], 0)
+            self.assertEqual(f.state, "suspended")
+
+        self.following(do, on_shrink=on_shrink)
+
+    def test_nothing_suspended_is_taken_over(self) -> None:
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p.view(self.memory, length=100)
+            self.assertEqual(f.next(timeout=60), 1)
+            p.view(state=3)
+            p._conn.close()
+            with self.assertRaises(cuvmm.GoneError) as raised:
+                f.next(timeout=60)
+            self.assertNotIsInstance(raised.exception, cuvmm.UnfinishedError)
+            with self.assertRaises(cuvmm.SuspendedError):
+                f.heritage(60)
+
+        self.following(do, write=True, keep_descriptors=True)
 
     def test_work_that_is_always_one_announcement_behind(self) -> None:
         """A generation that is complete is shown, even if a later one has arrived meanwhile."""
