@@ -13,6 +13,7 @@ from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
 from ._description import read_text, text_file
 from ._descriptor import ELEMENTS
+from ._layout import placed
 from ._manifest import Placed, parse
 from ._process import OfProcess
 from ._undo import File
@@ -20,7 +21,7 @@ from .array import close_at_exit
 from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, Message, dial
-from .weights import Tensors, placed, within
+from .weights import Tensors, within
 
 T = TypeVar("T")
 
@@ -186,11 +187,11 @@ class Broker(OfProcess):
         ``like`` says which tensors it has: anything with a ``dtype`` and a ``shape``, such as a ``state_dict``, or tuples of both. An
         ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written.
         """
-        manifest, nbytes = placed(like)
+        m = placed(like)
         dev = _driver.device(device)
-        o = self._take("create", device, True, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": nbytes,
+        o = self._take("create", device, True, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
                                                 "ephemeral": bool(ephemeral), "alone": bool(alone)})
-        return Writer(o, manifest)
+        return Writer(o, m.text())
 
     def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False) -> Object:
         """Attaches an object, or has this process write it: of all that ask at the same time one fills it, and the others wait for it.

@@ -7,11 +7,13 @@ import contextlib
 import ctypes
 import mmap
 import os
+import sys
 import threading
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
-from ._descriptor import ELEMENTS, NUMBERS, element_name
+from ._descriptor import ELEMENTS
 from ._driver import HostPin, Stream
+from ._layout import ALIGN, placed, state_of
 from ._manifest import Manifest, Placed, contiguous, parse
 from ._safetensors import Block, Model, Stored
 from ._undo import Passing
@@ -19,7 +21,6 @@ from .array import Array, ElementType, close_at_exit
 from .errors import ArgumentError, FormatError, UnknownError, counted, quoted, whole
 from .shared import Shared, empty
 
-_ALIGN = 256
 _PIECE = 4 << 20
 _MOST_THREADS, _THREADS_LIMIT = 16, 256
 
@@ -96,7 +97,8 @@ class Tensors(Mapping[str, Tensor]):
 class Weights(Tensors):
     """Tensors by name, in one piece of memory. Close it, after the tensors and arrays of it are deleted.
 
-    ``memory`` is that memory, which :meth:`Server.publish` takes, and ``manifest`` says where the tensors are.
+    :meth:`Server.publish` takes them, with their manifest; ``memory`` is the memory itself. :func:`load_file` makes them of files, and
+    :meth:`of` of the tensors of a model.
     """
 
     def __init__(self, memory: Shared, placed: Sequence[Placed], metadata: Dict[str, str], owned: bool) -> None:
@@ -106,8 +108,46 @@ class Weights(Tensors):
     def __repr__(self) -> str:
         return f"<cuvmm.Weights of {counted(len(self), 'tensor')} in {self.memory!r}>"
 
+    @classmethod
+    def of(cls, like: Any, device: int = 0) -> "Weights":
+        """Copies the tensors of a ``state_dict``, or of a module of PyTorch, into one piece of new memory on a device.
+
+        Of a tuple of dtype and shape the place is made, and what is in it is undefined.
+        Tensors that share memory, as tied weights do, share it here, too, and transposed ones stay transposed. Of a module the manifest
+        says which tensors are parameters and which are buffers.
+        """
+        m = placed(like)
+        memory = empty(m.nbytes, "uint8", device)
+        try:
+            w = cls(memory, m.tensors, {}, True)
+            w.update({name: v for name, v in state_of(like).items() if not isinstance(v, tuple)})
+            return w
+        except BaseException:
+            close_at_exit(memory.close, True)
+            raise
+
+    def update(self, values: Any) -> None:
+        """Copies values to the tensors of the same names: those of a ``state_dict``, or of a module of PyTorch, by PyTorch on its current
+        stream; and bytes, or what has a buffer, on the host.
+
+        Memory that was announced is updated within :meth:`Publication.rewrite`, and announced behind that stream.
+        """
+        values = state_of(values)
+        for name in values:
+            if name not in self._placed:
+                raise UnknownError(f"no tensor {quoted(str(name))} to update", "update the tensors that there are, or lay the memory out anew: Weights.of")
+        torch = sys.modules.get("torch")
+        for name, value in values.items():
+            to = self[name]
+            if torch is None or not isinstance(value, torch.Tensor):
+                to.write(value)
+            elif tuple(value.shape) != to.shape:
+                raise ArgumentError(f"tensor {quoted(name)} of shape {tuple(value.shape)}, where {to.shape} is laid out", "lay the memory out anew: Weights.of")
+            else:
+                torch.from_dlpack(to).copy_(value.detach())
+
     def manifest(self) -> bytes:
-        """The names, types, shapes and offsets of the tensors, as followers in Go (handles.Manifest) and Python (:func:`tensors`) read them."""
+        """What tensors there are and where, as followers in Go (handles.Manifest) and Python (:func:`tensors`) read it."""
         return Manifest(len(self.memory), self._placed.values()).text()
 
     def close(self) -> None:
@@ -120,26 +160,6 @@ class Weights(Tensors):
 
     def __exit__(self, _: object, error: object, __: object) -> None:
         close_at_exit(self.close, error)
-
-
-def placed(like: Mapping[str, Any]) -> Tuple[bytes, int]:
-    """Lays out tensors in one piece of memory. Returns the manifest, and the size of the memory in bytes.
-
-    Each is anything with a ``dtype`` and a ``shape``, or a tuple of both.
-    """
-    rows, end = [], 0
-    for name, of in like.items():
-        dtype, shape = of if isinstance(of, tuple) else (of.dtype, of.shape)
-        number = NUMBERS.get(element_name(dtype))
-        if number is None or not isinstance(name, str) or not name:
-            raise ArgumentError(f"tensor {quoted(str(name))} of {dtype}", f"use a name, and one of {', '.join(NUMBERS)}")
-        p = Placed(name, number, tuple(whole(n, "in a shape") for n in shape), -(-end // _ALIGN) * _ALIGN)
-        if min(p.shape, default=0) < 0:
-            raise ArgumentError(f"tensor {quoted(name)} of shape {p.shape}", "use lengths from 0")
-        rows.append(p)
-        end = p.offset + p.nbytes
-    end = max(end, 1)
-    return Manifest(end, rows).text(), end
 
 
 def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
@@ -181,7 +201,7 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
         blocks, placed, end = [], [], 0
         for t in sorted(chosen.values(), key=lambda t: (t.file.path, t.offset)):
             block = Block.of(t, _bounds(t, ... if parts is None else parts[t.name]))
-            start = -(-end // _ALIGN) * _ALIGN
+            start = -(-end // ALIGN) * ALIGN
             placed.append(Placed(t.name, t.number, block.shape, start))
             blocks.append((start, block))
             end = start + block.nbytes

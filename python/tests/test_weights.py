@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import importlib.util
@@ -9,15 +10,19 @@ import json
 import os
 import random
 import struct
+import types
 import unittest.mock
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import cuvmm
+from cuvmm._layout import placed
+from cuvmm._manifest import parse
 from cuvmm._safetensors import DTYPES
 from cuvmm.weights import _Loading
 
 from .consumer import Tensor as Consumer
 from .support import DriverTest
+from .test_sharing import child
 
 _SIZES = {"F64": 8, "I64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 
@@ -55,6 +60,32 @@ def file_of(given: Sequence[Given], metadata: Any = None) -> bytes:
 def assorted() -> List[Given]:
     return [Given("embed", "BF16", 500, 777), Given("scale", "F32"), Given("norm", "F32", 4097), Given("empty", "F16", 0, 7), Given("mask", "BOOL", 3, 5, 7),
             Given("codes", "F8_E4M3", 65537), Given("sign é", "F8_E5M2", 11), Given("ids", "I64", 3, 2), Given("big", "F16", 3, 1001, 1003), Given("wave", "C64", 5)]
+
+
+READER = """
+    import cuvmm, sys
+    with cuvmm.connect(sys.argv[1]) as client, client.follow("policy", expect=sys.argv[2].encode()) as policy:
+        weights = policy.tensors
+        print("ready", flush=True)
+        seen, places = -1, set()
+        while seen < 39:
+            generation = policy.next(timeout=60)
+            read = {name: weights[name].tobytes() for name in weights}
+            places.add(weights["layer.0.w"].ptr)
+            assert policy.intact(generation)  # the publisher excludes nobody
+            (value,) = {b for data in read.values() for b in (min(data), max(data))}
+            assert value > seen, (value, seen)
+            seen = value
+            policy.release()
+        print("whole", "once" if len(places) == 1 else places, seen, flush=True)
+"""
+
+
+def end_child(p: Any) -> None:
+    p.kill()
+    p.wait()
+    for f in (p.stdout, p.stdin):
+        f.close()
 
 
 class Loads(DriverTest):
@@ -180,6 +211,65 @@ class Loads(DriverTest):
         with self.assertRaises(cuvmm.ArgumentError):
             with cuvmm.empty(1, "float32") as other:
                 cuvmm.load_file(path, into=other)
+
+    def test_layouts(self) -> None:
+        """Tensors that share memory share it in their place, and keep their strides if they leave no gaps. The tensors stand in for PyTorch's."""
+        def of(address: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: str = "torch.float32") -> Any:
+            return types.SimpleNamespace(dtype=dtype, shape=shape, stride=lambda: strides, data_ptr=lambda: address)
+
+        m = placed({"embed": of(0x1000, (16, 8), (8, 1)), "turned": of(0x9000, (3, 5), (1, 3)), "row": of(0x1020, (8,), (1,)), "head": of(0x1000, (8, 16), (1, 8)), "gaps": of(0x5000, (4, 2), (100, 1)),
+                    "spread": of(0x7000, (4, 2), (0, 1)), "beside": of(0x1200, (1,), (1,), "torch.bfloat16"), "empty": of(0, (0, 4), (4, 1)), "one": of(0x8000, (1, 1), (9, 7)), "plain": ("int8", (3,))})
+        self.assertEqual({p.name: (p.offset, p.strides, p.alias) for p in m.tensors}, {
+            "embed": (0, (), 1), "row": (32, (), 1), "head": (0, (1, 8), 1), "turned": (512, (1, 3), 0), "gaps": (768, (), 0), "spread": (1024, (), 0), "beside": (1280, (), 0),
+            "empty": (1536, (), 0), "one": (1536, (), 0), "plain": (1792, (), 0)})
+        self.assertEqual(parse(m.text()).identity(), m.identity())
+        module: Any = types.SimpleNamespace(state_dict=lambda: {"w": ("float32", (2,)), "mean": ("float32", (2,))}, named_parameters=lambda remove_duplicate: [("w", None)])
+        with cuvmm.Weights.of(module) as weights:
+            self.assertEqual([(name, t.kind) for name, t in weights.items()], [("w", "parameter"), ("mean", "buffer")])
+        for bad in ({"": ("int8", (1,))}, {"x": ("float31", (1,))}, {"x": ("int8", (-1,))}):
+            with self.assertRaises(cuvmm.ArgumentError):
+                cuvmm.Weights.of(bad)
+
+    def test_updates_by_pytorch(self) -> None:
+        """Tensors of PyTorch are copied by PyTorch, for which a stand-in notes what it is asked."""
+        copied: List[Any] = []
+
+        class Stand:
+            dtype, shape = "torch.bfloat16", (2, 3)
+
+            def detach(self) -> "Stand":
+                return self
+
+        torch: Any = types.SimpleNamespace(Tensor=Stand, from_dlpack=lambda to: types.SimpleNamespace(copy_=lambda v: copied.append((to.ptr, to.shape, v))))
+        with unittest.mock.patch.dict("sys.modules", torch=torch):
+            value = Stand()
+            with cuvmm.Weights.of({"w": value}) as weights:
+                self.assertEqual(copied, [(weights.memory.array.ptr, (2, 3), value)])
+                value.shape = (3, 2)  # type: ignore[misc]
+                with self.assertRaises(cuvmm.ArgumentError):
+                    weights.update({"w": value})
+                with self.assertRaises(cuvmm.UnknownError):
+                    weights.update({"v": value})
+                self.assertEqual(len(copied), 1)
+
+    def test_rewritten_under_three_readers(self) -> None:
+        """Three processes follow tensors by name, in one mapping each, while they are updated in place: each read is whole."""
+        with cuvmm.Weights.of({"layer.0.w": ("float32", (300, 100)), "layer.1.w": ("bfloat16", (70_001,))}) as weights, cuvmm.Server(self.path()) as server:
+            publication = server.publish("policy", weights)
+            readers = [child(READER, self.path(), weights.manifest().decode()) for _ in range(3)]
+            for r in readers:
+                self.addCleanup(end_child, r)
+                assert r.stdout is not None
+                self.assertEqual(r.stdout.readline(), "ready\n")
+            for step in range(40):
+                with publication.rewrite(60) if step else contextlib.nullcontext():
+                    weights.update({name: bytes([step]) * t.nbytes for name, t in weights.items()})
+                    publication.announce()
+            for r in readers:
+                assert r.stdout is not None
+                self.assertEqual(r.stdout.readline(), "whole once 39\n")
+                self.assertEqual(r.wait(60), 0)
+            publication.withdraw()
 
     def test_manifests_are_checked(self) -> None:
         with cuvmm.empty(4096, "uint8") as memory:
