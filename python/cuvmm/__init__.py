@@ -24,11 +24,11 @@ from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
 from .server import FollowerStats, Publication, Rewrite, Server, take_over
 from .shared import Shared, empty, export
-from .weights import Shard, Tensor, Weights, load_file, tensors
+from .weights import Shard, Tensor, Weights, load_file, manifest_of, tensors
 
 __all__ = ["AccessError", "ArgumentError", "Array", "Broker", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "ExcludedError",
            "ExistsError", "FilesError", "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "LostError",
            "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "Object", "ObjectListing", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError",
            "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError", "SupersededError", "SuspendedError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",
-           "Weights", "WithdrawnError", "Writer", "WritingError", "attach", "connect", "connect_broker", "dial", "empty", "export", "inherit", "load_file", "memory_info", "open_lease",
+           "Weights", "WithdrawnError", "Writer", "WritingError", "attach", "connect", "connect_broker", "dial", "empty", "export", "inherit", "load_file", "manifest_of", "memory_info", "open_lease",
            "take_over", "tensors", "writer"]

@@ -162,6 +162,11 @@ class Weights(Tensors):
         close_at_exit(self.close, error)
 
 
+def manifest_of(like: Any) -> bytes:
+    """The manifest that :meth:`Weights.of` would have, of a ``state_dict``, a module of PyTorch, or tuples of dtype and shape: for ``expect``."""
+    return placed(like).text()
+
+
 def tensors(memory: Array, manifest: Any) -> Dict[str, Tensor]:
     """Returns the tensors of memory that another process shares, by name. ``manifest`` is the text that came with it, which is checked.
 

@@ -23,12 +23,12 @@ class Samples(DriverTest):
         size = int(os.environ.get("CUVMM_TEST_WEIGHTS", str(8 << 20)))
         out = self.run_sample("weights.py", "--bytes", str(size), "--steps", "3")
         for worker in (1, 2):
-            self.assertIn(f"worker {worker}: computes with the weights of step 4, {size // 4} of them", out)
+            self.assertIn(f"worker {worker}: computes with the weights of step 4, 2 tensors", out)
         self.assertIn("with both workers still following", out)
 
     def test_arguments_that_cannot_be(self) -> None:
         """A sample ends with a line, not with a traceback."""
-        for name, arguments, status, says in (("weights.py", ["--bytes", "0"], 2, "use at least 4 bytes"), ("follow.py", [self.path("none"), "x"], 1, "no process serves"),
+        for name, arguments, status, says in (("weights.py", ["--bytes", "0"], 2, "use at least 8 bytes"), ("follow.py", [self.path("none"), "x"], 1, "no process serves"),
                                               ("train.py", ["/nowhere/a", "b"], 1, "folder '/nowhere' does not exist")):
             done = subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *arguments], env=environment(), capture_output=True, text=True, timeout=120)
             self.assertEqual(done.returncode, status, done.stderr)

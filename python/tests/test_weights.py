@@ -226,6 +226,7 @@ class Loads(DriverTest):
         module: Any = types.SimpleNamespace(state_dict=lambda: {"w": ("float32", (2,)), "mean": ("float32", (2,))}, named_parameters=lambda remove_duplicate: [("w", None)])
         with cuvmm.Weights.of(module) as weights:
             self.assertEqual([(name, t.kind) for name, t in weights.items()], [("w", "parameter"), ("mean", "buffer")])
+            self.assertEqual(weights.manifest(), cuvmm.manifest_of(module))
         for bad in ({"": ("int8", (1,))}, {"x": ("float31", (1,))}, {"x": ("int8", (-1,))}):
             with self.assertRaises(cuvmm.ArgumentError):
                 cuvmm.Weights.of(bad)
