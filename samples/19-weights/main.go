@@ -32,10 +32,9 @@ func main() { app.Main(sample) }
 
 // What the two processes call each other and the memory.
 const (
-	socket    = "server"
-	weights   = "weights"
-	described = "weights.manifest"
-	limit     = time.Minute // for the other process
+	socket  = "server"
+	weights = "weights"
+	limit   = time.Minute // for the other process
 )
 
 func run(e *app.Env) (err error) {
@@ -125,34 +124,16 @@ func loadModel(ctx context.Context, e *app.Env) (memory *vmm.Array[byte], manife
 	return memory, manifest, nil
 }
 
-// serve publishes memory and manifest until the other process has read them.
+// serve publishes the memory with its manifest until the other process has read it.
 func serve(ctx context.Context, e *app.Env, dir string, memory *vmm.Array[byte], manifest *handles.Manifest) (err error) {
-	text, err := manifest.MarshalBinary()
-	if err != nil {
-		return err
-	}
-	about, err := vmm.NewArray[byte](e.Device, vmm.BufferOptions{Reserve: len(text)})
-	if err != nil {
-		return err
-	}
-	defer app.Close(about, &err)
-	if _, err := about.Append(nil, text); err != nil {
-		return err
-	}
 	server := publish.NewServer(publish.ServerOptions{})
 	defer app.Close(server, &err)
-	// The manifest first: who has the weights finds it.
-	for _, p := range []struct {
-		name  string
-		array *vmm.Array[byte]
-	}{{described, about}, {weights, memory}} {
-		published, err := publish.Array(server, p.name, p.array)
-		if err != nil {
-			return err
-		}
-		if err := published.Announce(ctx, p.array.Len()); err != nil {
-			return err
-		}
+	published, err := publish.Array(server, weights, memory, publish.PublishOptions{Manifest: manifest})
+	if err != nil {
+		return err
+	}
+	if err := published.Announce(ctx, memory.Len()); err != nil {
+		return err
 	}
 	listener, err := peer.Listen(dir, socket, peer.Options{})
 	if err != nil {
