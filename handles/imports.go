@@ -14,6 +14,8 @@ type ImportOptions struct {
 	// Hint is the preferred address, so that several processes can map the memory at
 	// the same one; 0 leaves it to the driver. It is a hint: check the buffer's Ptr.
 	Hint cuda.Ptr
+	// Name, which may be empty, is what errors and snapshots call the memory, as vmm.BufferOptions.Name.
+	Name string
 	// Align is the alignment of the address, a power of two; 0 is the granularity.
 	Align int
 	// MaxBytes bounds the size of one object; 0 is the memory of the device that it

@@ -216,7 +216,7 @@ func importBuffer(op string, d *cuda.Device, offer Offer, o ImportOptions, want 
 	if err != nil {
 		return nil, err
 	}
-	b, err := i.Buffer(share.ImportOptions{Length: offer.Descriptor.bytes(), Hint: o.Hint, Align: o.Align})
+	b, err := i.Buffer(share.ImportOptions{Length: offer.Descriptor.bytes(), Hint: o.Hint, Align: o.Align, Name: o.Name})
 	if err != nil {
 		return nil, i.Discard(err)
 	}

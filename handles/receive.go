@@ -51,7 +51,7 @@ func ReceiveArray[T any](ctx context.Context, c *peer.Conn, d *cuda.Device, o Im
 // the peer that the memory is mapped.
 func receiveBuffer(ctx context.Context, op string, c *peer.Conn, d *cuda.Device, o ImportOptions, want Descriptor, use func(*vmm.Buffer) error) (*vmm.Buffer, error) {
 	return receive(ctx, op, c, d, o, want, func(i *importing) (*vmm.Buffer, error) {
-		b, err := i.Buffer(share.ImportOptions{Length: i.length, Hint: o.Hint, Align: o.Align})
+		b, err := i.Buffer(share.ImportOptions{Length: i.length, Hint: o.Hint, Align: o.Align, Name: o.Name})
 		if err != nil {
 			return nil, err
 		}

@@ -103,6 +103,10 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	if o.ReadOnly {
 		mode = ReadOnly
 	}
+	label := life.Label{Name: o.Name}
+	if err := label.Check(op); err != nil {
+		return nil, err
+	}
 	named := []Access{{o.Device.Location(), mode}}
 	if l := o.Memory.Location; l.Type != driver.LocationDevice {
 		// The CPU reaches it too.
@@ -133,7 +137,7 @@ func importBuffer(op string, o share.ImportOptions) (*buffer, error) {
 	b := &buffer{dev: o.Device, res: res, prop: o.Memory, gran: o.Granularity, align: o.Align, access: access,
 		imported: &imported{most: driver.AccessFlags(mode)}}
 	b.imported.followed.Store(o.Followed)
-	b.track(0, life.Label{})
+	b.track(0, label)
 	if err := b.attachLocked(op, o.Chunks); err != nil {
 		b.Untrack()
 		return nil, res.Abandon(op, err)

@@ -2,9 +2,13 @@ package main
 
 import (
 	"bytes"
+	"flag"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -15,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
+	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/stretchr/testify/require"
@@ -141,6 +146,15 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	list := does(first)
 	require.Regexp(t, `(?m)^"fleeting" +4, ephemeral +2 MiB +`+d.UUID().String()+` +\d+ .* `+strconv.Itoa(os.Getpid())+`$`, list)
 	require.Contains(t, does(first, "-json"), `"Name": "plain"`)
+	h := thisHost()
+	h.command = smi("", nil)
+	var top, complaintsOfTop bytes.Buffer
+	require.Equal(t, exitOK, run([]string{"top", "-socket", first.path}, &top, &complaintsOfTop, h), complaintsOfTop.String())
+	require.Regexp(t, `(?m)^ +`+strconv.Itoa(os.Getpid())+` .*\n +holds object "fleeting", version 4: 2 MiB$`, top.String())
+	require.Contains(t, top.String(), "objects of the broker at "+first.path+":\nNAME")
+	snapshot, err := inspect.Take(first.sys)
+	require.NoError(t, err)
+	require.Contains(t, fmt.Sprintf("%+v", snapshot), "object fleeting", "maps name them")
 	require.Equal(t, "\"../odd name\", version 1: has no digests\n\"empty\", version 3: has no digests\n\"plain\", version 2: has no digests\n", does(first, "verify"))
 	code, _, complaints := objects(first, "verify", "plain", "none")
 	require.Equal(t, exitFailed, code)
@@ -235,6 +249,35 @@ func TestServeObeysAPolicy(t *testing.T) {
 		require.Equal(t, exitFailed, run([]string{"serve", "-policy", path, "-socket", t.TempDir() + "/s/s"}, &out, &complaints, thisHost()))
 		require.Contains(t, complaints.String(), path)
 	}
+}
+
+// The units and the manifest start commands that there are, with flags that there are.
+func TestDeployedCommands(t *testing.T) {
+	files, err := filepath.Glob("deploy/*")
+	require.NoError(t, err)
+	found := 0
+	for _, path := range files {
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for _, call := range regexp.MustCompile(`/usr/local/bin/cuvmm[ ,]+([^\]\n]+)`).FindAllStringSubmatch(string(text), -1) {
+			args := strings.FieldsFunc(call[1], func(r rune) bool { return r == ' ' || r == ',' })
+			at := slices.IndexFunc(commands(), func(c command) bool { return c.name == args[0] })
+			require.GreaterOrEqual(t, at, 0, call)
+			f := flag.NewFlagSet("", flag.ContinueOnError)
+			commands()[at].flags(f)
+			require.NoError(t, f.Parse(args[1:]), call)
+			if args[0] == "objects" {
+				require.Contains(t, verbs, f.Arg(0), call)
+			}
+			found++
+		}
+		for _, policy := range regexp.MustCompile(`(?s)policy.json: \|\n(.*?)\n---`).FindAllSubmatch(text, -1) {
+			_, err := broker.ParsePolicy(policy[1])
+			require.NoError(t, err)
+			found++
+		}
+	}
+	require.Equal(t, 5, found)
 }
 
 // childOf returns the one child of a process.

@@ -8,12 +8,15 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/handles/broker"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/serve"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -32,7 +35,9 @@ are listed as NVML sees them, through nvidia-smi if it is installed.
   REQUESTED  what of that is in blocks
 
 Below a process are its publications, followers and leases, how much of its memory is
-suspended, what pinned host memory it retains, and its budgets (cuda.Budget).
+suspended, what pinned host memory it retains, its budgets (cuda.Budget), and the objects of a
+broker (cuvmm serve) that it holds. The broker's objects are listed behind the processes: they are memory on
+GPUs, also those that no process holds.
 
 Flags:
 `
@@ -51,6 +56,8 @@ type process struct {
 	Map    *inspect.Snapshot `json:"map,omitempty"`
 	// Error is why the map could not be read.
 	Error string `json:"error,omitempty"`
+	// Objects are those of a broker that it holds.
+	Objects []broker.Listing `json:"objects,omitempty"`
 }
 
 // most returns the larger of both counts, or 0 if neither is known.
@@ -65,6 +72,7 @@ func (p process) most() (bytes int) {
 
 func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
 	asJSON := f.Bool("json", false, "print JSON")
+	socket := f.String("socket", defaultSocket(), "the `path` of a broker's socket")
 	every := f.Duration("every", 0, "list again after this time, until interrupted")
 	return func(_ []string, out io.Writer, h host) (int, error) {
 		if *every < 0 {
@@ -78,14 +86,23 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 		h.progress.step("asking the processes for their memory")
 		err := h.repeat(ctx, out, *every, func(w io.Writer) error {
 			all, note, err := processes(ctx, h)
+			var kept []broker.Listing
+			if err == nil {
+				kept, err = keptAt(ctx, *socket)
+			}
 			h.progress.end()
 			if err != nil {
 				return err
 			}
+			all = withObjects(h, all, kept)
 			if *asJSON {
 				return writeJSON(w, all)
 			}
 			writeProcesses(plain{w}, all, note)
+			if len(kept) > 0 {
+				fmt.Fprintf(plain{w}, "\nobjects of the broker at %s:\n", *socket)
+				writeObjects(plain{w}, kept)
+			}
 			return nil
 		})
 		if err != nil {
@@ -122,6 +139,38 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 	}
 	slices.SortStableFunc(all, func(a, b process) int { return cmp.Compare(b.most(), a.most()) })
 	return all, note, nil
+}
+
+// keptAt returns the objects of the broker at a socket, if there is one.
+func keptAt(ctx context.Context, path string) ([]broker.Listing, error) {
+	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
+	defer cancel()
+	k, err := broker.Dial(ctx, path, broker.DialOptions{})
+	if errors.Is(err, peer.ErrGone) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, errors.ErrUnsupported) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := k.List(ctx)
+	return all, errs.Both(err, k.Close())
+}
+
+// withObjects adds to each process which objects it holds, and processes that are seen by that alone.
+func withObjects(h host, all []process, kept []broker.Listing) []process {
+	for _, l := range kept {
+		for _, p := range l.HeldBy {
+			if p.PID == 0 {
+				continue // of another namespace
+			}
+			at := slices.IndexFunc(all, func(o process) bool { return o.PID == p.PID })
+			if at < 0 {
+				at, all = len(all), append(all, process{PID: p.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", p.PID))})
+			}
+			all[at].Objects = append(all[at].Objects, l)
+		}
+	}
+	return all
 }
 
 // replyTimeout limits the wait for a process, so that a stopped one does not
@@ -197,6 +246,9 @@ func writeProcesses(out io.Writer, all []process, note string) {
 			fmt.Fprintf(out, "%8s  does not show its map: %s\n", "", p.Error)
 		case p.Map != nil:
 			writeShared(out, *p.Map)
+		}
+		for _, l := range p.Objects {
+			fmt.Fprintf(out, "%8s  holds object %s, version %d: %s\n", "", errs.Words(l.Name), l.Version, size(l.Bytes))
 		}
 	}
 	if len(all) == 0 {

@@ -122,6 +122,9 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 		return nil, errs.Violation("a reply of kind %#x, where an object was to come", reply.kind)
 	}
 	got := &Object{k: k, key: reply.key, about: reply.objects[0], wanted: make(chan struct{})}
+	if label := (life.Label{Name: fmt.Sprintf("object %s", r.name)}); label.Check(op) == nil {
+		o.Name = label.Name
+	}
 	got.buffer, err = handles.ReceiveBuffer(ctx, l.c, d, o)
 	if err == nil {
 		err = got.describe(op, reply.manifest)

@@ -78,7 +78,7 @@ func (k *line) open(ctx context.Context, op string, d *cuda.Device, name string,
 	if err != nil {
 		return nil, got.Discard(err)
 	}
-	b, err := got.Buffer(share.ImportOptions{Length: last.length * t.unit, Hint: o.Hint, Align: o.Align})
+	b, err := got.Buffer(share.ImportOptions{Length: last.length * t.unit, Hint: o.Hint, Align: o.Align, Name: o.Name})
 	if err != nil {
 		return nil, got.Discard(err)
 	}

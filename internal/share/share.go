@@ -187,6 +187,8 @@ type ImportOptions struct {
 	Followed bool
 	// Length is the initial length in bytes.
 	Length uint64
+	// Name, which may be empty, is what errors and snapshots call the buffer.
+	Name string
 	// Chunks are mapped one behind the other from offset 0. The buffer takes
 	// over one count of each; if NewBuffer fails the counts are still the
 	// caller's.
