@@ -77,7 +77,7 @@ int32_t cuvmm_version(void);
 
 // cuvmm_pool_open opens a pool of a device's memory, which takes no memory yet.
 // The devices of a process's pools that reach each other can access each other's blocks and
-// segments.
+// segments; while memory of another one sleeps the opening is CUVMM_SUSPENDED.
 // cuvmm_pool_close closes it, after the work of arenas that were released; a pool with live
 // blocks, arenas, segments or ranges is CUVMM_IN_USE.
 int32_t cuvmm_pool_open(const cuvmm_pool_options *o, uint64_t *pool, cuvmm_error *e);

@@ -91,7 +91,7 @@ func TestTagsSleepAndWake(t *testing.T) {
 }
 
 func TestWhatSleepingTagsRefuse(t *testing.T) {
-	_, sys := sim.Open(t)
+	_, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{}, {}}})
 	w := newWorld(t, sys.Devices()[0], 1)
 	kv, other := w.segment(1<<20, "kv", 1), w.segment(1<<20, "other", 2)
 	one := []cuda.Tag{"kv"}
@@ -112,6 +112,8 @@ func TestWhatSleepingTagsRefuse(t *testing.T) {
 	require.ErrorContains(t, err, `tag "kv", which sleeps; resume it first`)
 	_, err = openPool(0, 0, "kv")
 	require.ErrorIs(t, err, cuda.ErrSuspended)
+	_, err = openPool(1, 0, "")
+	require.ErrorIs(t, err, cuda.ErrSuspended, "its device would have to reach what sleeps")
 	require.NoError(t, suspended(), "what is awake")
 	require.NoError(t, suspended(), "nothing is")
 	w.drop(kv) // the last memory of a tag that sleeps

@@ -118,8 +118,8 @@ class TorchSleep(SleepTest):
         del held
 
     def test_mistakes_in_the_call_change_nothing(self) -> None:
-        held = self.tensor(self.tag)
-        for wrong in ({"tags": []}, {"tags": ["a\0b"]}, {"tags": self.tag, "keep": "wieghts"}):
+        held = [self.tensor(self.tag), self.tensor(self.tag + ".other")]
+        for wrong in ({"tags": []}, {"tags": ["a\0b"]}, {"tags": self.tag, "keep": self.tag + ".other"}, {"tags": [self.tag, "wieghts"]}):
             with self.assertRaises(cuvmm.ArgumentError):
                 self.front.suspend(**wrong)
         self.assertEqual(self.front.sleeping(), [])
