@@ -78,12 +78,21 @@ func BenchmarkRewriting(b *testing.B) {
 	b.Run("real", func(b *testing.B) { benchRewriting(b, gputest.RealWith(b, cuda.Options{}), "real") })
 }
 
-func benchRewriting(b *testing.B, d *cuda.Device, which string) {
-	const readers, size = 3, 64 * mib
+// benchReaders are readers of the benchmark in processes of their own, and what they follow.
+type benchReaders struct {
+	array *vmm.Array[byte]
+	p     *publish.Publication
+	s     *cuda.Stream
+	// seen returns when the work of the next generation was done for the last of them.
+	seen func() int64
+	end  func()
+}
+
+func newBenchReaders(b *testing.B, d *cuda.Device, which string, size int) *benchReaders {
+	const readers = 3
 	server := publish.NewServer(publish.ServerOptions{})
 	a, err := vmm.NewArray[byte](d, vmm.BufferOptions{Reserve: size, Chunks: vmm.FixedChunks(32 * mib)})
 	require.NoError(b, err)
-	defer func() { require.NoError(b, a.Close()) }()
 	require.NoError(b, a.Resize(nil, size))
 	p, err := publish.Array(server, "weights", a)
 	require.NoError(b, err)
@@ -103,13 +112,6 @@ func benchRewriting(b *testing.B, d *cuda.Device, which string) {
 		go func() { served <- server.ServeConn(ctx, conn) }()
 		children = append(children, c)
 	}
-	defer func() {
-		require.NoError(b, server.Close())
-		for _, c := range children {
-			require.NoError(b, <-served)
-			c.Wait()
-		}
-	}()
 	seen := func() (last int64) {
 		for _, c := range children {
 			var at int64
@@ -118,6 +120,21 @@ func benchRewriting(b *testing.B, d *cuda.Device, which string) {
 		}
 		return last
 	}
+	return &benchReaders{a, p, s, seen, func() {
+		require.NoError(b, server.Close())
+		for _, c := range children {
+			require.NoError(b, <-served)
+			c.Wait()
+		}
+		require.NoError(b, a.Close())
+	}}
+}
+
+func benchRewriting(b *testing.B, d *cuda.Device, which string) {
+	const size = 64 * mib
+	r := newBenchReaders(b, d, which, size)
+	defer r.end()
+	a, p, s, seen, ctx := r.array, r.p, r.s, r.seen, context.Background()
 	round := func(rewrite bool) time.Duration {
 		time.Sleep(time.Millisecond) // the readers wait by now
 		start := peertest.Monotonic()

@@ -63,6 +63,31 @@ class Reader:
 
 
 class Rewriting(GoTest):
+    def test_memory_that_go_suspends(self) -> None:
+        go = self.publisher("Go")
+        assert isinstance(go, Peer)
+        with cuvmm.connect(self.path()) as client, client.follow("table", keep_arrays=True) as table:
+            table.next(timeout=60)
+            kept, reads = table.array, 0
+            table.release()
+            with concurrent.futures.ThreadPoolExecutor(1) as other:
+                go.start("sleep", 10)
+                done = other.submit(go.read)
+                while not done.done() or reads == 0:
+                    try:
+                        generation = table.next(timeout=0.1)
+                    except cuvmm.WaitTimeout:
+                        continue
+                    read = kept.tobytes()
+                    self.assertTrue(whole(read))
+                    self.assertTrue(table.intact(generation))
+                    table.release()
+                    reads += 1
+                self.assertEqual(done.result(), "done")
+            self.assertGreaterEqual(reads, 5)
+            del kept
+        self.assertEqual(go.end(), 0)
+
     def rewriter(self) -> Rewriter:
         r = Rewriter()
         self.addCleanup(r.kill)

@@ -14,6 +14,7 @@
 //	end                        gives the socket back, and keeps the memory
 //	uniform NAME LENGTH        publishes an array of uint32, all of whose elements are 0
 //	rewrite TIMES              rewrites "table" in two halves, and announces it, so often; 0 is for ever
+//	sleep TIMES                suspends the memory of "table", resumes it, and rewrites it, so often
 //	turn TIMES                 rewrites the halves of "table" in turn, so often; 0 is for ever
 //	half                       rewrites the first half of "table", and announces nothing
 //	exclude                    rewrites "table" once, without the followers that are late
@@ -136,6 +137,8 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.turn(ctx, n)
 	case "rewrite":
 		return "done", p.rewrite(ctx, n, publish.RewriteOptions{})
+	case "sleep":
+		return "done", p.sleep(ctx, n)
 	case "exclude":
 		return "done", p.rewrite(ctx, 1, publish.RewriteOptions{ExcludeAfter: 50 * time.Millisecond})
 	case "late":

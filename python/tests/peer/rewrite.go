@@ -45,6 +45,20 @@ func (p *program) rewrite(ctx context.Context, times int, o publish.RewriteOptio
 	return nil
 }
 
+// sleep suspends the memory of "table" with its followers, between two rewritings.
+func (p *program) sleep(ctx context.Context, times int) error {
+	for range times {
+		s, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, p.arrays["table"])
+		if err == nil {
+			err = errors.Join(s.Resume(ctx), p.rewrite(ctx, 1, publish.RewriteOptions{}))
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // turn rewrites the half of "table" that is not shown.
 func (p *program) turn(ctx context.Context, times int) error {
 	table, n := p.shown["table"], p.arrays["table"].Len()
