@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"flag"
 	"fmt"
+	"maps"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -19,6 +22,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
+	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/test/testlog"
@@ -249,6 +253,144 @@ func TestServeObeysAPolicy(t *testing.T) {
 		require.Equal(t, exitFailed, run([]string{"serve", "-policy", path, "-socket", t.TempDir() + "/s/s"}, &out, &complaints, thisHost()))
 		require.Contains(t, complaints.String(), path)
 	}
+}
+
+// manager is a service manager, which keeps files for a service.
+type manager struct {
+	*net.UnixConn
+	mu    sync.Mutex
+	files map[string]*os.File
+}
+
+func newManager(t *testing.T) *manager {
+	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: t.TempDir() + "/notify", Net: "unixgram"})
+	require.NoError(t, err)
+	m := &manager{UnixConn: c, files: map[string]*os.File{}}
+	done := make(chan struct{})
+	go func() { defer close(done); m.keep() }()
+	t.Cleanup(func() {
+		_ = c.Close()
+		<-done
+		require.Empty(t, m.names())
+	})
+	return m
+}
+
+func (m *manager) keep() {
+	text, rights := make([]byte, 4096), make([]byte, 4096)
+	for {
+		n, r, _, _, err := m.ReadMsgUnix(text, rights)
+		if err != nil {
+			return
+		}
+		var files []*os.File
+		messages, _ := syscall.ParseSocketControlMessage(rights[:r])
+		for _, c := range messages {
+			numbers, _ := syscall.ParseUnixRights(&c)
+			for _, n := range numbers {
+				files = append(files, os.NewFile(uintptr(n), "stored"))
+			}
+		}
+		said := string(text[:n])
+		_, name, _ := strings.Cut(said, "FDNAME=")
+		m.mu.Lock()
+		switch {
+		case strings.HasPrefix(said, "FDSTORE=1\n"):
+			m.files[name], files = files[0], nil
+		case strings.HasPrefix(said, "FDSTOREREMOVE=1\n"):
+			_ = m.files[name].Close()
+			delete(m.files, name)
+		}
+		m.mu.Unlock()
+		for _, f := range files {
+			_ = f.Close() // of a barrier
+		}
+	}
+}
+
+func (m *manager) names() (names []string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Sorted(maps.Keys(m.files))
+}
+
+// An object outlives the end of the whole service, in the store of the service manager, which passes the
+// socket, too.
+func TestServeLeavesItsFilesToTheServiceManager(t *testing.T) {
+	folder, m := t.TempDir(), newManager(t)
+	l, err := peer.Listen(t.TempDir()+"/s", "broker", peer.Options{})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, l.Close()) }()
+	socket, err := l.File()
+	require.NoError(t, err)
+	defer func() { require.NoError(t, socket.Close()) }()
+	log := &testlog.Log{}
+	start := func() *exec.Cmd {
+		self, err := os.Executable()
+		require.NoError(t, err)
+		c := exec.Command("sh", "-c", `LISTEN_PID=$$ exec "$0" serve -driver sim`, self)
+		names := append([]string{"cuvmm.socket"}, m.names()...)
+		c.ExtraFiles = []*os.File{socket}
+		m.mu.Lock() // until the process has the files
+		defer m.mu.Unlock()
+		for _, name := range names[1:] {
+			c.ExtraFiles = append(c.ExtraFiles, m.files[name])
+		}
+		c.Env = append(os.Environ(), asChild+"=1", `CUVMM_SIM={"Folder": "`+folder+`"}`, "NOTIFY_SOCKET="+m.LocalAddr().String(),
+			"LISTEN_FDS="+strconv.Itoa(len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
+		c.Stderr = log
+		require.NoError(t, c.Start())
+		t.Cleanup(func() {
+			if t.Failed() {
+				t.Log(log.String())
+			}
+			_ = c.Process.Kill()
+		})
+		return c
+	}
+	c := start()
+	machine, err := sim.New(sim.Options{Folder: folder})
+	require.NoError(t, err)
+	sys, err := machine.OpenOwned(cuda.Options{})
+	require.NoError(t, err)
+	d, ctx := sys.Devices()[0], peertest.Context(t)
+	k, err := broker.Dial(ctx, l.Path(), broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	w, err := k.Create(ctx, d, "w", broker.CreateOptions{Bytes: 5})
+	require.NoError(t, err)
+	part, err := w.Buffer().Slice(0, 5)
+	require.NoError(t, err)
+	require.NoError(t, part.CopyFrom(nil, []byte("bytes")))
+	o, err := w.Commit(ctx, nil)
+	require.NoError(t, err)
+	require.NoError(t, o.Close())
+	for range 2 {
+		require.Eventually(t, func() bool { return len(m.names()) == 0 }, peertest.Guard, time.Millisecond, "a service that runs has its files itself")
+		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+		require.NoError(t, c.Wait(), log.String())
+		require.Equal(t, []string{"cuvmm-entries", "cuvmm-file-1", "cuvmm-file-2"}, m.names(), "a chunk and a manifest")
+		c = start()
+		got, err := k.Attach(ctx, d, "w", broker.AttachOptions{})
+		require.NoError(t, err)
+		five := make([]byte, 5)
+		part, err := got.Buffer().Slice(0, 5)
+		require.NoError(t, err)
+		require.NoError(t, part.CopyTo(nil, five))
+		require.Equal(t, "bytes", string(five))
+		require.NoError(t, got.Close())
+	}
+	require.NoError(t, k.Remove(ctx, "w", 0))
+	require.NoError(t, k.Close())
+	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, c.Wait(), log.String())
+	require.Equal(t, []string{"cuvmm-entries"}, m.names(), "the versions go on")
+	for name, f := range m.files {
+		require.NoError(t, f.Close())
+		delete(m.files, name)
+	}
+	_, _, err = d.MemoryInfo()
+	require.NoError(t, err)
+	require.NoError(t, sys.Close())
 }
 
 // The units and the manifest start commands that there are, with flags that there are.

@@ -30,12 +30,13 @@ Keeps GPU memory for the processes of this user, or of those that a policy admit
 and attach them by name (package handles/broker). This process holds the file descriptors of all memory, and uses no GPU. It
 starts another, the broker, which does the rest, and starts it again whenever it ends.
 
-  SIGTERM, SIGINT   end both; memory that no process has mapped is freed
+  SIGTERM, SIGINT   end both; memory that no process has mapped is freed, unless systemd keeps it
+                    for the next start (FileDescriptorStoreMax)
   SIGHUP            replaces the broker; clients notice nothing but a pause
   SIGUSR2           replaces this process too, by the program at its path: an upgrade that
                     closes no descriptor
 
-A service manager may pass a listening socket of type SOCK_SEQPACKET (LISTEN_FDS=1); otherwise one
+A service manager may pass a listening socket of type SOCK_SEQPACKET (LISTEN_FDS); otherwise one
 is made, in a directory that only this user may enter, or, with a policy, all users.
 
 A policy is a file that says who may do what (docs/broker.md). It is read again when it changes; one with
@@ -156,7 +157,10 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 		c.Stderr = os.Stderr
 		return c
 	}})
-	if err != nil || ctx.Err() != nil || !replaced.Load() {
+	if err == nil && ctx.Err() != nil {
+		return k.Store()
+	}
+	if err != nil || !replaced.Load() {
 		return err
 	}
 	self, err := os.Executable()
@@ -176,9 +180,8 @@ func brokerSocket(h host, path string, o peer.Options) (f *os.File, end func() e
 		f = os.NewFile(uintptr(n), path)
 		return f, f.Close, os.Unsetenv(socketVariable)
 	}
-	pid, _ := h.env("LISTEN_PID")
-	if fds, _ := h.env("LISTEN_FDS"); fds == "1" && pid == strconv.Itoa(os.Getpid()) {
-		f = os.NewFile(3, "the service manager's socket")
+	for _, n := range keeper.Passed() {
+		f = os.NewFile(uintptr(n), "the service manager's socket")
 		return f, f.Close, nil
 	}
 	l, err := peer.Listen(filepath.Dir(path), filepath.Base(path), o)

@@ -7,7 +7,8 @@
 // back ([Client.All]).
 //
 // [Keeper.Run] starts the other process, and starts it again whenever it ends. The keeper itself
-// can be replaced by a later version of its program, without closing a file: [Keeper.Exec].
+// can be replaced by a later version of its program, without closing a file: [Keeper.Exec]. A service manager
+// keeps the files while the service is started anew: [Keeper.Store].
 //
 // # Trust
 //

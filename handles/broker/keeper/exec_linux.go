@@ -24,6 +24,51 @@ type saved struct {
 	Files  []int
 }
 
+// save writes the entries, with the number by which the next process finds each file.
+func (k *Keeper) save(number func(n int) (int, error)) ([]byte, error) {
+	var all []saved
+	for _, e := range k.entries {
+		s := saved{Key: e.Key, Record: e.Record}
+		for _, f := range e.Files {
+			err := f.Use(func(n int) error {
+				n, err := number(n)
+				s.Files = append(s.Files, n)
+				return err
+			})
+			if err != nil {
+				return nil, err
+			}
+		}
+		all = append(all, s)
+	}
+	return json.Marshal(all)
+}
+
+// maxSaved bounds the text that save writes.
+const maxSaved = 1 << 31
+
+// restore makes a keeper of what save wrote. It owns the files then.
+func restore(text []byte, file func(n int) (*peer.FD, error)) (*Keeper, error) {
+	var all []saved
+	if err := json.Unmarshal(text, &all); err != nil {
+		return nil, errs.PeerCause(err, "keeper.Inherit", nil, "the file with the entries", "leave it to Keeper.Exec and Keeper.Store")
+	}
+	k := New()
+	for _, s := range all {
+		e := &Entry{Key: s.Key, Record: s.Record}
+		for _, n := range s.Files {
+			f, err := file(n)
+			if err != nil {
+				return nil, err
+			}
+			e.Files = append(e.Files, f)
+		}
+		k.entries[e.Key] = e
+		k.files += len(e.Files)
+	}
+	return k, nil
+}
+
 // Exec replaces this process by a program, such as a later version of its own, which goes on with the
 // entries ([Inherit]): it has the same pid, and no file was closed meanwhile. path, args and environment
 // are those of syscall.Exec; extra are further files that the program gets, at their numbers. No Serve
@@ -42,24 +87,14 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 		open = append(open, n)
 		return fd.Keep(n, true)
 	}
-	var all []saved
-	for _, e := range k.entries {
-		s := saved{Key: e.Key, Record: e.Record}
-		for _, f := range e.Files {
-			if err := f.Use(func(n int) error { s.Files = append(s.Files, n); return pass(n) }); err != nil {
-				return errs.SystemCall(op, "the files of an entry", err)
-			}
-		}
-		all = append(all, s)
+	text, err := k.save(func(n int) (int, error) { return n, pass(n) })
+	if err != nil {
+		return errs.SystemCall(op, "the files of an entry", err)
 	}
 	for _, f := range extra {
 		if err := pass(int(f.Fd())); err != nil {
 			return errs.SystemCall(op, f.Name(), err)
 		}
-	}
-	text, err := json.Marshal(all)
-	if err != nil {
-		return errs.PeerCause(err, op, nil, "the entries", "report this: it is a defect of this library")
 	}
 	n, err := sealedfile.New("cuvmm keeper", text)
 	if err != nil {
@@ -73,13 +108,13 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 	return errs.SystemCall(op, path, err)
 }
 
-// Inherit returns the keeper that [Keeper.Exec] left to this process, or nil if there is none. A program
-// with raised rights inherits none.
+// Inherit returns the keeper that [Keeper.Exec] or [Keeper.Store] left to this process, or nil if there is
+// none. A program with raised rights inherits none.
 func Inherit() (*Keeper, error) {
 	const op = "keeper.Inherit"
 	number := environ.Get(inheritVariable)
 	if number == "" {
-		return nil, nil
+		return stored()
 	}
 	if err := os.Unsetenv(inheritVariable); err != nil { // children have no part in it
 		return nil, errs.SystemCall(op, inheritVariable, err)
@@ -89,26 +124,9 @@ func Inherit() (*Keeper, error) {
 		return nil, errs.PeerCause(err, op, nil, fmt.Sprintf("%s=%q", inheritVariable, number), "leave the variable to Keeper.Exec")
 	}
 	defer func() { _ = fd.Close(n) }()
-	text, err := sealedfile.Read(n, 1<<31)
+	text, err := sealedfile.Read(n, maxSaved)
 	if err != nil {
 		return nil, errs.SystemCall(op, "the file with the entries", err)
 	}
-	var all []saved
-	if err := json.Unmarshal(text, &all); err != nil {
-		return nil, errs.PeerCause(err, op, nil, "the file with the entries", "replace a keeper by Keeper.Exec")
-	}
-	k := New()
-	for _, s := range all {
-		e := &Entry{Key: s.Key, Record: s.Record}
-		for _, n := range s.Files {
-			f, err := peer.NewFD(n)
-			if err != nil {
-				return nil, err
-			}
-			e.Files = append(e.Files, f)
-		}
-		k.entries[e.Key] = e
-		k.files += len(e.Files)
-	}
-	return k, nil
+	return restore(text, peer.NewFD)
 }

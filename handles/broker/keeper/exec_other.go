@@ -16,3 +16,9 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 
 // Inherit needs Linux: elsewhere there is no keeper to inherit.
 func Inherit() (*Keeper, error) { return nil, nil }
+
+// Store needs Linux: elsewhere no service manager keeps files.
+func (k *Keeper) Store() error { return nil }
+
+// Passed needs Linux: elsewhere no service manager passes files.
+func Passed() map[string]int { return nil }
