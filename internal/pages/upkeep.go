@@ -70,9 +70,16 @@ func (s *Source) keep(within *budget.Budget) {
 // beforeUsers is the priority of what costs no user anything.
 const beforeUsers = -1 << 63
 
-// pressedFor gives memory back for others. The caller holds turn.
+// pressedFor gives memory back for others. Free pages that wait for the GPU have a moment to pass:
+// see grace. The caller holds turn.
 func (s *Source) pressedFor(need uint64) uint64 {
 	freed, err := s.trim(upkeepOp, need)
+	for began := time.Now(); err == nil && freed < need && s.advance() && time.Since(began) < grace; {
+		time.Sleep(shortestPause)
+		var n uint64
+		n, err = s.trim(upkeepOp, need-freed)
+		freed += n
+	}
 	if err != nil {
 		s.System().Config.Log.Error("cuvmm: a source of pages could not give memory back", "error", err)
 	}
