@@ -210,7 +210,8 @@ func (b *buffer) Own(op string) error {
 	case b.imported == nil:
 		return nil
 	case b.imported.most != driver.AccessReadWrite:
-		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "memory that was imported for reading alone", Hint: b.imported.readOnlyHint()})
+		b.imported.followed.Store(false) // it neither grows, since nothing could write that, nor is written
+		return nil
 	}
 	plan, err := ChunkPlan{}.resolve(op, b.gran)
 	if err != nil {

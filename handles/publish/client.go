@@ -3,7 +3,9 @@ package publish
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -227,6 +229,34 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	}
 	return all, err
 }
+
+// Await waits, until the context ends, for the server to publish something under the name that this
+// client may follow: [Follow] and [Open] return [ErrUnknown] while there is nothing. A client that comes back waits
+// for a server, too, as [DialOptions].Wait has Dial do.
+func (k *Client) Await(ctx context.Context, name string) error {
+	const op = "publish.Client.Await"
+	if err := checkPublished(op, name); err != nil {
+		return err
+	}
+	for pause := shortestPause; ; pause = min(2*pause, longestPause) {
+		l, err := k.lineOf(op)
+		if err != nil {
+			return err
+		}
+		all, err := l.list(ctx)
+		switch {
+		case err == nil && slices.ContainsFunc(all, func(p Listing) bool { return p.Name == name }):
+			return nil
+		case err != nil && ctx.Err() == nil && !(l.ended() && k.options.ComeBack != nil && k.ctx.Err() == nil):
+			return err
+		case !wait.Sleep(ctx, pause):
+			return errs.PeerWait(ctx, op, fmt.Sprintf("nothing is published as %q", name), "start the process that publishes it, or wait longer")
+		}
+	}
+}
+
+// The shortest and the longest pause between two requests for the listing.
+const shortestPause, longestPause = time.Millisecond, 100 * time.Millisecond
 
 // Close ends the connection. Followers keep what they have mapped, as if the
 // publisher had ended, until each is closed, and streams that still wait for the publisher

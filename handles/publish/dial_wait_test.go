@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
@@ -47,4 +48,39 @@ func TestDialWaitsForAPublisher(t *testing.T) {
 	// Nothing else is waited for.
 	_, err = publish.Dial(t.Context(), path, publish.DialOptions{Wait: true, Options: peer.Options{Allow: func(peer.Credentials) error { return peer.ErrPeer }}})
 	require.ErrorIs(t, err, peer.ErrPeer)
+}
+
+// A client that is there first waits for the process that publishes, and for the publication.
+func TestAwaitingAPublication(t *testing.T) {
+	d := gputest.Software(t)
+	path := filepath.Join(t.TempDir(), "d", "s")
+	l, err := peer.Listen(filepath.Dir(path), "s", peer.Options{})
+	require.NoError(t, err)
+	s := publish.NewServer(publish.ServerOptions{})
+	go func() { _ = s.Serve(t.Context(), l) }()
+	k, err := publish.Dial(peertest.Context(t), path, publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond}})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, k.Close()) }()
+	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	err = k.Await(short, "numbers")
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	require.ErrorContains(t, err, `nothing is published as "numbers"`)
+	require.ErrorIs(t, k.Await(peertest.Context(t), ""), cuda.ErrInvalidArgument)
+
+	awaited := make(chan error, 1)
+	go func() { awaited <- k.Await(peertest.Context(t), "numbers") }()
+	require.NoError(t, l.Close())
+	require.NoError(t, s.Close())
+	next := publisherAt(t, d, path)
+	defer next.close()
+	require.NoError(t, <-awaited)
+	f := followed(t, k, d, publish.FollowOptions{})
+	require.NoError(t, f.Close())
+
+	once, err := publish.Dial(peertest.Context(t), path, publish.DialOptions{})
+	require.NoError(t, err)
+	require.NoError(t, once.Await(peertest.Context(t), "numbers"))
+	require.NoError(t, once.Close())
+	require.ErrorIs(t, once.Await(peertest.Context(t), "numbers"), cuda.ErrClosed)
 }

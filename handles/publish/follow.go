@@ -89,7 +89,8 @@ type Follower[T any] struct {
 // Follow follows the publication of a name, on a device of this process, which may be
 // another GPU than the publisher's if it can access that one. T must have the
 // publisher's element type and size ([handles.ErrMismatch]); a buffer is followed as
-// bytes. At first nothing is shown: call Next. The context bounds the request.
+// bytes. At first nothing is shown: call Next. The context bounds the request, which does not
+// wait for a publication of the name: see [Client.Await].
 func Follow[T any](ctx context.Context, k *Client, d *cuda.Device, name string, o FollowOptions) (*Follower[T], error) {
 	l, err := k.lineOf(opFollow)
 	if err != nil {

@@ -17,7 +17,7 @@ import (
 
 // Open maps the publication of a name once, as it was announced last: as an ordinary
 // array, in a range of exactly that memory, which later changes of the publication do
-// not affect. Until Open returns it counts as a follower of the client. T must have the publisher's element type and size
+// not affect. It does not wait for a publication of the name ([Client.Await]). Until Open returns it counts as a follower of the client. T must have the publisher's element type and size
 // ([handles.ErrMismatch]); a buffer is opened as bytes. Open waits for the first
 // announcement, while the publisher rewrites or has the memory suspended, and until the elements are complete. A
 // publisher waits for no reader of what was opened: follow a publication that is rewritten.

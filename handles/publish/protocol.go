@@ -27,7 +27,7 @@ import (
 //	to the client
 //	  listing  number, entries           replies to list
 //	  accepted number, token, publication, reserved, slot, descriptor, tag, and
-//	           form and digest of the description, and files: the page, and the
+//	           form and digest of the description, heir, and files: the page, and the
 //	           description if there is one
 //	                                     replies to follow
 //	  denied   number, status, reason    replies to list or follow
@@ -157,6 +157,7 @@ type accepted struct {
 	about    handles.Descriptor
 	tag      cuda.Tag
 	described
+	heir bool // it may take the publication over though it only reads
 }
 
 type denied struct {
@@ -290,6 +291,7 @@ func (m *accepted) encode(e *wire.Encoder) {
 	e.Text(string(m.tag), maxTag)
 	e.Uint8(uint8(m.form))
 	e.Raw(m.digest[:])
+	e.Bool(m.heir)
 }
 
 func (m *denied) encode(e *wire.Encoder) {
@@ -417,6 +419,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 			}
 		}
 		a.tag, a.described = d.tag(), described{form(d.Uint8()), d.digest()}
+		a.heir = d.Bool()
 		none := a.form == noDescription
 		if a.form >= forms || none && a.digest != [sha256.Size]byte{} {
 			d.Fail("a digest of a description of form %d", a.form)

@@ -41,8 +41,10 @@ type Publication struct {
 	unit     uint64 // bytes of an element
 	// told is what followers are told of the memory, and text the file of the description, if
 	// there is one, until nothing is sent any more.
-	told     description
-	text     *peer.FD
+	told description
+	text *peer.FD
+	// readOnly: an heir that only read has it, and cannot write.
+	readOnly bool
 	timeline *timeline
 	// exports are the descriptors that are being sent.
 	exports exchange.Set

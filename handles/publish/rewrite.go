@@ -87,6 +87,9 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	if o.ExcludeAfter < 0 {
 		return errs.PeerInvalid(op, fmt.Sprintf("a limit of %v", o.ExcludeAfter), "give a limit of 0 or more; 0 excludes no follower")
 	}
+	if p.readOnly {
+		return errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which this process took over from a follower that only reads", p.name), "publish a copy that this process may write")
+	}
 	p.awaitReceived(ctx)
 	if err := p.beginRewrite(ctx, op, o.Turn); err != nil {
 		return err

@@ -63,6 +63,11 @@ type ServerOptions struct {
 	// process that has one can map it for writing: memory that an untrusted client must
 	// not write has to be published as a copy, in a buffer of its own.
 	Authorize func(p peer.Credentials, known bool, name string) Access
+	// Heir reports whether a client that follows a publication for reading alone may take it over
+	// ([TakeOver]) when this process has ended. It serves what is there then: its mapping stays
+	// read-only. It is called, as Authorize, when the client follows; nil, and a panic, name none. Clients
+	// that follow for writing are heirs anyway.
+	Heir func(p peer.Credentials, known bool, name string) bool
 	// MaxPinned is how many bytes a follower may keep mapped after a Shrink took them
 	// back: the next Shrink ends a follower that still keeps more, although it was told
 	// more than 10 s ago, or that refused to give them back. The other followers of its

@@ -186,6 +186,15 @@ func (ss *session) access(name string) (granted Access) {
 	return granted
 }
 
+// heir applies the server's policy for heirs, in which a panic names none.
+func (ss *session) heir(name string) (named bool) {
+	o := &ss.server.o
+	if o.Heir != nil {
+		core.Hook(o.Log, "publish.ServerOptions.Heir", func() { named = o.Heir(ss.client.Credentials, ss.client.known, name) })
+	}
+	return named
+}
+
 // find returns the follower of a token, or nil after telling the client that there is none.
 // It does not tell a client that is being told of that follower's end, or that end's reason
 // would be lost.
@@ -274,7 +283,7 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 	if p.text != nil {
 		files = append(files, p.text)
 	}
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about, p.told.tag, p.told.described}, files...)); err != nil {
+	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about, p.told.tag, p.told.described, m.access == ReadAccess && ss.heir(m.name)}, files...)); err != nil {
 		f.finished()
 		return nil, err
 	}

@@ -26,8 +26,9 @@ import (
 // withdrawn. If closing the follower fails that is logged, and its Close may be called
 // again.
 //
-// The follower needs FollowOptions.KeepDescriptors and WriteAccess, and its client must
-// be made by Dial. TakeOver returns cuda.ErrInUse if another process has bound the
+// The follower needs FollowOptions.KeepDescriptors, and its client must be made by Dial. One that
+// only reads (FollowOptions.ReadOnly) must be named by the publisher (ServerOptions.Heir): it hands on what is
+// there, and can neither rewrite it nor make it longer. TakeOver returns cuda.ErrInUse if another process has bound the
 // socket: the cause is a [peer.ServedError], which names that process, and the follower
 // is unchanged. A process that took the publication over and gave the socket back is
 // waited for, too, because it still has the memory. If its client has come back to that process, the next TakeOver waits for
@@ -55,8 +56,9 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower, o TakeOve
 		return nil, errs.Peer(op, cuda.ErrNotSupported, "a follower whose socket is not known", "make its client with publish.Dial")
 	case !f.options.KeepDescriptors:
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("publication %q, whose descriptors were not kept", f.name), "follow it with FollowOptions.KeepDescriptors")
-	case f.options.ReadOnly:
-		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which is followed for reading", f.name), "follow it without FollowOptions.ReadOnly")
+	case f.options.ReadOnly && !f.isHeir():
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which is followed for reading by a process that its publisher names no heir", f.name),
+			"follow it without FollowOptions.ReadOnly, or name it: ServerOptions.Heir")
 	}
 	if !s.closer.Acquire() {
 		return nil, errs.PeerClosed(op, "server")
@@ -240,11 +242,11 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 		return nil, errs.PeerClosed(op, "follower")
 	case from.away: // it arrived since
 		return nil, f.notAway(op)
-	case from.torn && !o.Incomplete:
+	case from.torn && (!o.Incomplete || f.options.ReadOnly): // which could not write it anew
 		return nil, errs.Peer(op, ErrIncomplete, fmt.Sprintf("publication %q, whose publisher ended while it rewrote what this follower has, or had gone on without it", f.name),
 			"load the elements anew; TakeOverOptions.Incomplete takes the memory over to rewrite it")
 	}
-	from.identity, from.generation, from.chunks = f.identity, f.replica.generation, f.replica.chunks
+	from.identity, from.generation, from.chunks, from.readOnly = f.identity, f.replica.generation, f.replica.chunks, f.options.ReadOnly
 	if err := f.memory.SetLen(op, uint64(from.last.length)*f.replica.unit); err != nil {
 		return nil, err
 	}
@@ -281,6 +283,13 @@ func (f *follower) inherit() {
 	f.take()
 }
 
+// isHeir reports whether the last publisher named the follower, which only reads, an heir.
+func (f *follower) isHeir() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.heir
+}
+
 // id returns the identity of the followed publication.
 func (f *follower) id() identity {
 	f.mu.Lock()
@@ -313,12 +322,13 @@ type legacy struct {
 	away       bool // there is no memory
 	flux, cut  uint64
 	chunks     []chunk
+	readOnly   bool // for this process
 }
 
 // inherits shows what was shown last, as the next generation. Nothing else refers to the
 // publication yet.
 func (p *Publication) inherits(op string, from *legacy) error {
-	p.identity, p.used, p.flux, p.cut = from.identity, from.generation, from.flux, from.cut
+	p.identity, p.used, p.flux, p.cut, p.readOnly = from.identity, from.generation, from.flux, from.cut, from.readOnly
 	if from.last.generation == 0 {
 		return nil // nothing was complete: there is nothing to show before the first announcement
 	}

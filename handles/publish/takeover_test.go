@@ -97,7 +97,7 @@ func (h *heir) obey(do task) (err error) {
 		if h.l, err = peer.Listen(h.place.Dir, "s", peer.Options{}); err != nil {
 			return err
 		}
-		h.server = publish.NewServer(publish.ServerOptions{})
+		h.server = publish.NewServer(publish.ServerOptions{Heir: func(peer.Credentials, bool, string) bool { return do.N > 0 }})
 		go func() { _ = h.server.Serve(context.Background(), h.l) }()
 		if h.array, err = vmm.NewArray[uint32](h.d, vmm.BufferOptions{Reserve: 64 * mib, Chunks: vmm.FixedChunks(2 * mib)}); err != nil {
 			return err
@@ -155,7 +155,7 @@ func (h *heir) obey(do task) (err error) {
 			return err
 		}
 		return h.p.Settle(ctx)
-	case "follow", "follow once", "follow relative":
+	case "follow", "follow once", "follow relative", "follow to read":
 		path, o := h.place.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{}}
 		switch do.Do {
 		case "follow once": // so that it learns of no later publisher
@@ -171,7 +171,7 @@ func (h *heir) obey(do task) (err error) {
 		}
 		h.client, err = publish.Dial(ctx, path, o)
 		if err == nil {
-			h.f, err = publish.Follow[uint32](ctx, h.client, h.d, "numbers", publish.FollowOptions{KeepDescriptors: true})
+			h.f, err = publish.Follow[uint32](ctx, h.client, h.d, "numbers", publish.FollowOptions{KeepDescriptors: true, ReadOnly: do.Do == "follow to read"})
 		}
 		if err == nil && string(h.f.Description()) != "counted from 0" { // which each publisher passes on
 			err = fmt.Errorf("a description %q", h.f.Description())
@@ -199,6 +199,8 @@ func (h *heir) obey(do task) (err error) {
 		return p.Announce(ctx, do.N)
 	case "take over":
 		return h.takeOver(ctx)
+	case "rewrite":
+		return h.p.Rewrite(ctx, publish.RewriteOptions{})
 	case "wait to take over": // until this process waits for the publisher's end
 		h.taking = make(chan error, 1)
 		go func() {
@@ -329,6 +331,44 @@ func TestAPublicationOutlivesItsPublishers(t *testing.T) {
 		}
 		reader.Wait()
 		publisher.Wait()
+	})
+}
+
+// One that only reads hands on what is there, if the publisher named it an heir, and changes nothing.
+func TestAFollowerThatOnlyReadsHandsMemoryOn(t *testing.T) {
+	const step = 700_000
+	places(t, func(t *testing.T, p place, _ *cuda.Device) {
+		for named := range 2 {
+			publisher, reader, heir := newKin(t, p), newKin(t, p), newKin(t, p)
+			publisher.do("publish", named)
+			publisher.do("append", step)
+			reader.do("follow", 0)
+			reader.do("until", step)
+			heir.do("follow to read", 0)
+			at := heir.do("until", step)
+			publisher.do("settle", 2)
+			publisher.Kill()
+			if named == 0 {
+				require.Contains(t, heir.try("take over", 0).Err, "names no heir")
+				reader.Wait()
+				heir.Wait()
+				continue
+			}
+			is := heir.do("take over", 0)
+			require.Equal(t, []any{at.Ptr, step}, []any{is.Ptr, is.Len})
+			late := newKin(t, p)
+			late.do("follow", 0)
+			late.do("until", step)
+			late.do("check", 0)
+			reader.do("check", 0)
+			heir.do("settle", 2)
+			require.NotEmpty(t, heir.try("append", 1).Err)
+			require.Contains(t, heir.try("rewrite", 0).Err, "only reads")
+			require.Empty(t, reader.do("check", 0).Err)
+			reader.Wait()
+			late.Wait()
+			heir.Wait()
+		}
 	})
 }
 

@@ -62,8 +62,8 @@ type Memory interface {
 	Leave(ctx context.Context) (back func(), err error)
 
 	// Own turns a buffer that follows a publication into an ordinary one: its user sets
-	// the length, and it grows with memory of this process's own.
-	// It must have been imported for writing (cuda.ErrNotPermitted).
+	// the length, and it grows with memory of this process's own. One that was imported for
+	// reading stays read-only and does not grow.
 	Own(op string) error
 
 	// Seal makes a buffer of imported memory read-only for good: every place that may write it

@@ -300,7 +300,7 @@ class Client(OfProcess):
             finally:
                 if a.text is not None:
                     a.text.close()
-            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page, told)
+            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page, told, a.fields["heir"])
         except BaseException:
             self.give_up(request)
             raise

@@ -68,6 +68,7 @@ class Accepted(NamedTuple):
     about: Descriptor
     page: File
     told: Description
+    heir: bool
 
 
 class Heritage(NamedTuple):
@@ -89,6 +90,7 @@ class Heritage(NamedTuple):
     undo: Undo
     users: Users
     kept: List[_memory.PinnedFile]
+    writable: bool  # by this process
 
 
 class _Shown(NamedTuple):
@@ -248,7 +250,7 @@ class Follower(OfProcess):
         try:
             a.told.check(o.name, o.expect)
             self._link = _Link(a, dev)
-            self._publication, self._room, self._about, self._description = a.publication, a.reserved, a.about, a.told
+            self._publication, self._room, self._about, self._description, self._heir = a.publication, a.reserved, a.about, a.told, a.heir
             about = a.about
             self._kind = ElementType("uint8", 1, 6) if about.kind != ARRAY else ElementType(
                 ELEMENTS[about.element].name if about.element != RECORD else "record", about.element_size, about.element)
@@ -859,7 +861,7 @@ class Follower(OfProcess):
                 if a.publication != self._publication:
                     self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
                 held = self._holds.restart(link.slot, self._shown[-1].generation)
-                old, self._link, self._publication, self._description = self._link, link, a.publication, a.told
+                old, self._link, self._publication, self._description, self._heir = self._link, link, a.publication, a.told, a.heir
                 self._flux = self._cut = self._torn = 0
                 self._cuts += 1
                 self._replica.restart()
@@ -1071,8 +1073,8 @@ class Follower(OfProcess):
         what = f"publication {self._options.name!r}"
         if not self._options.keep_descriptors:
             raise NotSupported(f"{what}, whose descriptors were not kept", "follow it with keep_descriptors=True")
-        if not self._options.write:
-            raise AccessError(f"{what}, which is mapped for reading", "follow it with write=True")
+        if not self._options.write and not self._heir:
+            raise AccessError(f"{what}, which is mapped for reading by a process that its publisher names no heir", "follow it with write=True, or publish it with heirs=True")
         if self._about.location_type != _driver.DEVICE_LOCATION or self._about.device != self._device.uuid:
             raise NotSupported(f"{what}, which is not memory of device {self._device.ordinal}", "follow it on the device that it lies on")
         until = time.monotonic() + timeout
@@ -1090,7 +1092,7 @@ class Follower(OfProcess):
             if not complete and self._torn or self._link.slot.load(_page.CUT) == _page.CUT_LEFT:
                 raise IncompleteError(f"{what}, whose publisher ended while it rewrote what this follower has, or had gone on without it", "load the elements anew, and publish them")
             return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, self._flux, min(self._cut, complete), tuple(self._replica.chunks),
-                            self._about, self._description, self._kind, self._device, self._range, self._undo, self._users, self._kept)
+                            self._about, self._description, self._kind, self._device, self._range, self._undo, self._users, self._kept, self._options.write)
 
     @property
     def adopted(self) -> bool:

@@ -22,7 +22,7 @@ from ._replica import ENDED, MOVED, Chunk, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave, retry
 from .client import Client
-from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, RewritingError, SupersededError, TooLargeError,
+from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, RewritingError, SupersededError, TooLargeError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Follower, Heritage
 from .shared import Shared
@@ -129,8 +129,8 @@ class Publication(OfProcess):
     Its state is OPEN until ``withdraw``, or the server's close; it is CLOSED when the words of all announcements are written.
     """
 
-    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, told: Description, before: Optional[Heritage] = None) -> None:
-        self.name, self._server, self._memory, self.writable = name, server, memory, writable
+    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, heirs: bool, told: Description, before: Optional[Heritage] = None) -> None:
+        self.name, self._server, self._memory, self.writable, self.heirs = name, server, memory, writable, heirs
         self._told, self._text = told, File()  # what followers are told of the memory, and the file of its text
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -240,6 +240,8 @@ class Publication(OfProcess):
         raises, the call fails.
         """
         self._check_process()
+        if self._memory.readonly:
+            raise AccessError(f"publication {self.name!r}, which this process took over as an heir that only reads", "publish a copy that this process may write")
         if exclude_after is not None and not exclude_after >= 0:
             raise ArgumentError(f"a limit of {exclude_after} s", "pass 0 or more, or None to exclude no follower")
         opening, excluded = False, []  # type: bool, List[FollowerStats]
@@ -474,7 +476,8 @@ class Publication(OfProcess):
             session.add(self, f)
             self._followers.append(f)
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode(),
-                       "tag": self._told.tag, "form": self._told.form, "description": self._told.digest}
+                       "tag": self._told.tag, "form": self._told.form, "description": self._told.digest,
+                       "heir": m["access"] == 1 and self.heirs}
 
     def step(self, f: _Replicator) -> Optional[View]:
         """Returns the next view for a follower; None if there is none now."""
@@ -785,8 +788,9 @@ class Server(OfProcess):
     def path(self) -> str:
         return self._listener.path
 
-    def publish(self, name: str, memory: Union[Shared, Weights], *, writable: bool = False, tag: str = "", description: Any = None, manifest: Any = None) -> Publication:
-        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write.
+    def publish(self, name: str, memory: Union[Shared, Weights], *, writable: bool = False, heirs: bool = False, tag: str = "", description: Any = None, manifest: Any = None) -> Publication:
+        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write, and
+        ``heirs`` those that only read to take it over when this process has ended, and hand on what is there: see :func:`take_over`.
 
         They are told the rest before they map anything, also by a process that takes the publication over: ``tag``, the group that the
         memory belongs to; and either ``description``, text or bytes of up to 64 MiB that are the program's own, or ``manifest``, which says what tensors
@@ -805,7 +809,7 @@ class Server(OfProcess):
         with self._lock:
             self._sweep()
             self._check_name(name)
-            return self._add(Publication(self, name, memory, writable, told), None)
+            return self._add(Publication(self, name, memory, writable, heirs, told), None)
 
     def _check_name(self, name: str) -> None:
         if self._state is not State.OPEN:
@@ -831,13 +835,14 @@ class Server(OfProcess):
         """Gives back what ended publications have, if their words are written."""
         self._retired[:] = [p for p in self._retired if not p.close(False)]
 
-    def adopt(self, follower: Follower, *, writable: bool = False) -> Publication:
+    def adopt(self, follower: Follower, *, writable: bool = False, heirs: bool = False) -> Publication:
         """Continues a publication with the memory of a follower, under the same name: see :func:`take_over`.
 
         The elements of the last complete generation become the next generation. The publication's ``memory`` has the
         follower's address, grows with memory of this process, and belongs to the caller. The follower is closed; its
-        arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with ``write=True``
-        and ``keep_descriptors=True``. It raises SupersededError if the follower missed that another process, which has not
+        arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with
+        ``keep_descriptors=True``, and with ``write=True`` unless the publisher named followers that only read as ``heirs``: then the
+        memory stays read-only, does not grow, and ``rewrite`` raises AccessError. It raises SupersededError if the follower missed that another process, which has not
         ended, took the publication over; once that has ended it can be called again. So it can after Ctrl-C, unless
         :meth:`publications` has the publication. It raises IncompleteError if the publisher ended while it rewrote what the
         follower has, or had gone on without it.
@@ -853,8 +858,8 @@ class Server(OfProcess):
                 with self._listener.locked() as folder:
                     Claims(folder, self.path).take(h.publication, replaced)
                 memory = Shared(h.kind, h.device, h.users)
-                memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept)
-                p = Publication(self, h.name, memory, writable, h.told, h)
+                memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept, not h.writable)
+                p = Publication(self, h.name, memory, writable, heirs, h.told, h)
                 return self._add(p, follower)
             except BaseException:
                 if replaced and not follower.adopted:

@@ -14,7 +14,7 @@ from ._process import OfProcess, State
 from ._replica import Chunk
 from ._undo import Undo
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import ArgumentError, CapacityError, ClosedError, InUseError, counted, whole
+from .errors import AccessError, ArgumentError, CapacityError, ClosedError, InUseError, counted, whole
 
 _MOST_RESERVED = 1 << 60  # more than any device has addresses for
 
@@ -40,6 +40,7 @@ class Shared(OfProcess):
         self._range: _memory.Range
         self._pieces: List[_Piece] = []  # the chunks of the range
         self._length = 0
+        self._readonly = False  # of an heir that only read
         self._publisher: Any = None  # the publication that shows it
         self._shown = 0  # pieces that a publication may show
         self._state = State.OPEN
@@ -81,7 +82,7 @@ class Shared(OfProcess):
         with self._lock:
             self._check()
             at = self._range.address
-            return Array(self._device, at, self._length, self._kind, False, self._users, at, _no_order, self)
+            return Array(self._device, at, self._length, self._kind, self._readonly, self._users, at, _no_order, self)
 
     def _check(self) -> None:
         if self._state is not State.OPEN:
@@ -112,13 +113,21 @@ class Shared(OfProcess):
             self._settle()
             need = self._rounded(length * self._kind.size) - self._range.mapped
             if need > 0:
+                if self._readonly:
+                    raise AccessError("more of memory that this process took over as an heir that only reads", "publish a copy that this process may write")
                 h = _memory.create(self._device, need, self._undo)
                 self._range.attach([h])
                 self._pieces.append(_Piece(_chunk(need), h))
             self._length = length
 
-    def adopt(self, r: _memory.Range, undo: Undo, length: int, chunks: Sequence[Chunk], handles: Sequence[_memory.Exportable]) -> None:
+    @property
+    def readonly(self) -> bool:
+        """Whether this process can only read it: that of a publication which it took over as an heir that only reads."""
+        return self._readonly
+
+    def adopt(self, r: _memory.Range, undo: Undo, length: int, chunks: Sequence[Chunk], handles: Sequence[_memory.Exportable], readonly: bool = False) -> None:
         """Takes over a range with its memory, which ``undo`` holds, for its first elements."""
+        self._readonly = readonly
         self._undo, self._range, self._pieces, self._length = undo, r, [_Piece(c, h) for c, h in zip(chunks, handles)], length
 
     # For its publication.

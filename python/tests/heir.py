@@ -1,6 +1,7 @@
 """A process that publishes, follows and takes over by commands on its standard input. Element i is i.
 
     publish SOCKET    publishes "table" at once, and announces 1000 elements
+    heirs SOCKET      the same, and names followers that only read as heirs
     silent SOCKET     publishes "table" at once, and announces nothing
     inherit SOCKET NAME, grow NAME LENGTH, unfinished NAME LENGTH
     end               gives the socket back, and keeps the memory
@@ -19,10 +20,10 @@ def grow(p: cuvmm.Publication, length: int) -> None:
 
 
 published = None
-if sys.argv[1] in ("publish", "silent"):
+if sys.argv[1] in ("publish", "silent", "heirs"):
     memory = cuvmm.empty(0, "uint32", reserve=64 << 20)
-    published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True, description="counted", tag="line")
-    if sys.argv[1] == "publish":
+    published = cuvmm.Server(sys.argv[2]).publish("table", memory, writable=True, description="counted", tag="line", heirs=sys.argv[1] == "heirs")
+    if sys.argv[1] != "silent":
         grow(published, 1000)
         published.announce()
 print("ready", flush=True)

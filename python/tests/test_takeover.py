@@ -147,6 +147,34 @@ class TakingOver(GoTest):
                     table.next(timeout=60)
         self.assertEqual(go.end(), 0)
 
+    def test_a_follower_that_only_reads_hands_memory_on(self) -> None:
+        """If its publisher names it an heir; it changes nothing, and is followed in either language."""
+        publisher, reader = self.heir("heirs", self.path()), self.peer()
+        client = cuvmm.connect(self.path())
+        table = client.follow("table", keep_descriptors=True)
+        table.next(timeout=60)
+        reader.start("track", self.path(), "table")
+        self.assertTrue(reader.read().startswith("1 1000 "))
+        publisher.kill()
+        with cuvmm.take_over(client, timeout=60) as server:
+            published = server.adopt(table)
+            with cuvmm.connect(self.path()) as late, late.follow("table") as other:
+                other.next(timeout=60)
+                self.check(other.array, 1000)
+            self.assertTrue(reader.read().startswith("2 1000 "))
+            memory = published.memory
+            self.assertTrue(memory.readonly and memory.array.readonly)
+            with self.assertRaises(BufferError):
+                memory.array.write(b"1234")
+            with self.assertRaises(cuvmm.AccessError):
+                published.rewrite()
+            with self.assertRaises(cuvmm.AccessError):
+                memory.resize(1_000_000)
+            published.withdraw()
+            self.assertEqual(reader.read(), "done")
+            memory.close()
+        self.assertEqual(reader.end(), 0)
+
     def test_a_line_of_heirs(self) -> None:
         """Publishers in either language are killed one after the other; a reader keeps its address, and shows what each heir took over."""
         for seed in range(int(os.environ.get("CUVMM_TEST_SEEDS", "2"))):
