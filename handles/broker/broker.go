@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"sync"
 	"time"
 
@@ -41,6 +42,7 @@ type Broker struct {
 	// present are the clients that are connected, or whose process lives.
 	present  map[holder]*presence
 	sessions int
+	ofUser   map[uint32]int // sessions, too
 	// dropping is how many objects ended whose files are not closed yet.
 	dropping int
 	counted  Status // what has been counted
@@ -103,7 +105,7 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)
 	}
-	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit), changed: make(chan struct{}), present: map[holder]*presence{}, counted: Status{Since: time.Now()}}
+	b := &Broker{sys: sys, o: o, keeper: o.Keeper, books: newBooks(o.Limit), changed: make(chan struct{}), present: map[holder]*presence{}, ofUser: map[uint32]int{}, counted: Status{Since: time.Now()}}
 	if err := b.restore(ctx, op); err != nil {
 		return nil, err
 	}
@@ -205,9 +207,10 @@ func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 // serve runs a session.
 func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
 	s := &session{b: b, c: c, awaits: map[uint32]context.CancelFunc{}}
-	err := b.enter()
+	of, _ := c.Peer() // an inherited one counts as root's
+	err := b.enter(of.UID)
 	if err == nil {
-		defer b.leave()
+		defer b.leave(of.UID)
 		err = s.run(ctx)
 	} else {
 		err = s.fail(err)
@@ -218,7 +221,11 @@ func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
 	return err
 }
 
-func (b *Broker) enter() error {
+// othersShare divides the sessions: a user other than root and the broker's own has at most one part in so
+// many, so that none keeps the others out.
+const othersShare = 8
+
+func (b *Broker) enter(uid uint32) error {
 	most := maxSessions
 	if limit, err := fd.Limit(); err == nil {
 		most = min(most, int(min(limit, 1<<20))/4)
@@ -228,14 +235,21 @@ func (b *Broker) enter() error {
 	if b.sessions >= most {
 		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d are the most", b.sessions+1, most), "try again when another has left")
 	}
+	if most := max(most/othersShare, 1); uid != 0 && int(uid) != os.Geteuid() && b.ofUser[uid] >= most {
+		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d are the most", b.ofUser[uid]+1, uid, most), "disconnect another first")
+	}
 	b.sessions++
+	b.ofUser[uid]++
 	return nil
 }
 
-func (b *Broker) leave() {
+func (b *Broker) leave(uid uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.sessions--
+	if b.ofUser[uid]--; b.ofUser[uid] == 0 {
+		delete(b.ofUser, uid)
+	}
 }
 
 // Close ends all sessions and forgets the objects, which live on with the keeper. Clients connect to
