@@ -1,4 +1,4 @@
-"""The examples of the READMEs: those that need no GPU are run, and the others name what exists."""
+"""The examples of the cookbook are run, and those of the README name what exists."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def examples(readme: str) -> List[str]:
 
 class Examples(GoTest):
     def test_a_follower_of_a_go_process(self) -> None:
-        (example,) = examples("README.md")
+        example = examples("docs/cookbook.md")[0]
         self.assertIn('"/run/user/1000/app/server"', example)
         go = self.serving(weights=1000)
         program = subprocess.Popen([sys.executable, "-c", example.replace("/run/user/1000/app/server", self.path())], env=environment(PYTHONUNBUFFERED="1"),
@@ -38,7 +38,7 @@ class Examples(GoTest):
 
 class Names(unittest.TestCase):
     def test_they_exist(self) -> None:
-        used = {n.attr for readme in ("README.md", "python/README.md") for example in examples(readme) for n in ast.walk(ast.parse(example))
+        used = {n.attr for readme in ("docs/cookbook.md", "python/README.md") for example in examples(readme) for n in ast.walk(ast.parse(example))
                 if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "cuvmm"}
         self.assertIn("connect", used)
         self.assertLessEqual(used, {*cuvmm.__all__, "torch"})

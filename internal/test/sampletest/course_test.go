@@ -14,10 +14,10 @@ import (
 	"github.com/cuvmm/cuvmm/internal/test/needs"
 )
 
-// The samples are numbered without a gap, each names the next, and the README lists
-// all of them in order. Each has a row in the table, and a test that runs it.
+// The samples are numbered without a gap, each names the next, and samples/README.md
+// lists all of them in order. Each has a row in the table, and a test that runs it.
 func TestCourseIsInOrder(t *testing.T) {
-	readme, err := os.ReadFile("../../../README.md")
+	readme, err := os.ReadFile("../../../samples/README.md")
 	if os.IsNotExist(err) {
 		needs.Lacks(t, "the repository's sources")
 	}
@@ -32,7 +32,7 @@ func TestCourseIsInOrder(t *testing.T) {
 		names = append(names, name)
 		require.True(t, strings.HasPrefix(name, fmt.Sprintf("%02d-", i+1)), "%s is not number %d", name, i+1)
 		row := strings.Index(string(readme)[at:], "| `"+name+"` |")
-		require.NotEqual(t, -1, row, "README.md does not list %s in its place", name)
+		require.NotEqual(t, -1, row, "samples/README.md does not list %s in its place", name)
 		at += row
 		main, err := os.ReadFile(filepath.Join(folder, "main.go"))
 		require.NoError(t, err)
