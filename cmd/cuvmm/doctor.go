@@ -40,7 +40,7 @@ func doctor(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, er
 		h.progress.step("looking at the machine")
 		before := machineFindings(h)
 		tried := driverFindings(h, *driver)
-		all := append(afterDriver(h, before, tried), tried...)
+		all := slices.Concat(afterDriver(h, before, tried), tried, suspended(h))
 		h.progress.end()
 		var err error
 		switch {
@@ -286,8 +286,8 @@ func roundTrip(d *cuda.Device, granule int) (err error) {
 	return nil
 }
 
-// peerFindings reports pairs of devices without access to each other, and the likely
-// reasons.
+// peerFindings reports pairs of devices without access to each other, with the likely
+// reasons, and pairs whose access over PCIe is diverted.
 func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	for _, a := range devices {
 		for _, b := range devices {
@@ -301,6 +301,12 @@ func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 			case !can:
 				all = append(all, finding{Check: "peers", Severity: warning, Device: a.Ordinal(), Seen: fmt.Sprintf("it cannot access device %d", b.Ordinal()),
 					Means: "memory cannot be granted between them, and copies go through the host", Remedy: whyNoPeers(h, a, b)})
+			case a.Ordinal() < b.Ordinal():
+				if diverted := betweenDevices(h, a, b); len(diverted) > 0 {
+					all = append(all, finding{Check: "peers", Severity: note, Device: a.Ordinal(), Seen: fmt.Sprintf("over PCIe to device %d: %s", b.Ordinal(), strings.Join(diverted, ", ")),
+						Means:  "unless NVLink connects the two, accesses are slow, or are lost without an error; drivers for CUDA 13.5 and later refuse such access",
+						Remedy: straighten})
+				}
 			}
 		}
 	}
@@ -309,6 +315,9 @@ func peerFindings(devices []*cuda.Device, h host) (all []finding) {
 	}
 	return all
 }
+
+// straighten is the remedy for accesses over PCIe that IOMMU or ACS divert.
+const straighten = "boot with iommu=pt, and turn access control services (ACS) off on the PCIe switches between the GPUs, unless this is a virtual machine"
 
 // whyNoPeers returns the likely reason why one device cannot access another, and the
 // remedy.
@@ -319,8 +328,13 @@ func whyNoPeers(h host, a, b *cuda.Device) string {
 		reasons = "parts of GPUs (MIG) have no access to others: use whole GPUs (nvidia-smi -mig 0)"
 	case confidential(h):
 		reasons = "with confidential computing GPUs have access only in a protected group of NVLink GPUs: see nvidia-smi conf-compute -mgm"
-	case len(h.names("sys/class/iommu")) > 0:
-		reasons += "; the IOMMU is on: boot with iommu=pt, and turn access control services (ACS) off on the PCIe switches between the GPUs, unless this is a virtual machine"
+	default:
+		if diverted := betweenDevices(h, a, b); len(diverted) > 0 {
+			return strings.Join(diverted, ", ") + "; drivers for CUDA 13.5 and later give no access over PCIe then: " + straighten
+		}
+		if len(h.names("sys/class/iommu")) > 0 {
+			reasons += "; the IOMMU is on: " + straighten
+		}
 	}
 	return reasons
 }

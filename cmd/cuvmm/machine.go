@@ -242,6 +242,7 @@ func settings(h host) (all []finding) {
 	add("CUDA_LAUNCH_BLOCKING", warning, "every launch waits for the GPU: nothing overlaps, and measurements say nothing", "unset it outside of debugging", is("1"))
 	add(auto.DriverEnv, warning, "programs that choose their driver by cuda/auto run on the software driver", "unset it to use the GPU", is("sim"))
 	add(cuda.LibraryEnv, note, "this library is opened as the driver instead of libcuda.so.1", "", func(v string) bool { return v != "" })
+	add(uncheckedPeers, warning, "drivers for CUDA 13.5 and later give devices access over PCIe even if IOMMU or ACS divert it: writes may be lost without an error", "unset it, unless such accesses were tested on this machine", is("1"))
 	add("NCCL_CUMEM_ENABLE", note, "NCCL does not use virtual memory for its own buffers", "", is("0"))
 	for _, name := range []string{"PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"} {
 		add(name, note, "an allocator that is plugged into PyTorch replaces its own, so these settings have no effect", "", func(v string) bool { return v != "" })

@@ -171,6 +171,7 @@ func TestMachineFindings(t *testing.T) {
 		{"IOMMU", healthy().with("sys/class/iommu/dmar0", ""), nil, note, "an IOMMU is on"},
 		{"no visible device", healthy(), set("CUDA_VISIBLE_DEVICES=-1"), problem, "CUDA_VISIBLE_DEVICES=-1 programs see no GPU (error 100)"},
 		{"an empty list of devices", healthy(), set("CUDA_VISIBLE_DEVICES="), problem, "programs see no GPU"},
+		{"unchecked peers", healthy(), set(uncheckedPeers + "=1"), warning, "writes may be lost without an error"},
 		{"blocking launches", healthy(), set("CUDA_LAUNCH_BLOCKING=1"), warning, "every launch waits for the GPU"},
 		{"the software driver chosen", healthy(), set("CUVMM_DRIVER=sim"), warning, "run on the software driver"},
 		{"another library", healthy(), set("CUVMM_LIBCUDA=/opt/x.so"), note, "CUVMM_LIBCUDA=/opt/x.so"},

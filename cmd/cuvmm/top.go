@@ -115,16 +115,10 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 // processes returns the processes that offer their maps and the ones that NVML lists, the
 // largest first. note says what is missing.
 func processes(ctx context.Context, h host) (all []process, note string, err error) {
-	found, err := serve.Find(ctx)
+	all, err = offering(ctx, h)
 	if err != nil {
 		return nil, "", err
 	}
-	all = make([]process, len(found))
-	var asking sync.WaitGroup
-	for i, s := range found {
-		asking.Go(func() { all[i] = summary(ctx, h, s) })
-	}
-	asking.Wait()
 	others, err := seen(h)
 	if err != nil {
 		note = "processes that offer no map are not listed: " + err.Error()
@@ -169,6 +163,37 @@ func withObjects(h host, all []process, kept []broker.Listing) []process {
 			}
 			all[at].Objects = append(all[at].Objects, l)
 		}
+	}
+	return all
+}
+
+// offering returns the processes that offer their maps.
+func offering(ctx context.Context, h host) ([]process, error) {
+	found, err := serve.Find(ctx)
+	all := make([]process, len(found))
+	var asking sync.WaitGroup
+	for i, s := range found {
+		asking.Go(func() { all[i] = summary(ctx, h, s) })
+	}
+	asking.Wait()
+	return all, err
+}
+
+// suspended returns the processes that have suspended memory, of those that offer their maps.
+func suspended(h host) (all []finding) {
+	running, err := offering(context.Background(), h)
+	if err != nil {
+		return []finding{{Check: "suspended memory", Severity: note, Device: machine, Seen: err.Error(), Means: "it is not known which processes have suspended memory"}}
+	}
+	for _, p := range running {
+		if p.Map == nil || p.Map.Totals.Suspended == 0 {
+			continue
+		}
+		t := p.Map.Totals
+		all = append(all, finding{Check: "suspended memory", Severity: note, Device: machine,
+			Seen:   fmt.Sprintf("process %d (%s) has suspended %s, of which host memory keeps %s", p.PID, p.Name, size(t.SuspendedBytes), size(t.KeptBytes)),
+			Means:  "the devices have that memory for others, and the process needs it again to go on: Resume waits for it, or fails",
+			Remedy: "leave room for it, or end the process, which frees the host memory, too"})
 	}
 	return all
 }

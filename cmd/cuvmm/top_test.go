@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
@@ -55,6 +57,21 @@ func TestTop(t *testing.T) {
 	out.Reset()
 	require.Equal(t, exitOK, run([]string{"top"}, &out, &complaints, h))
 	require.Contains(t, out.String(), "processes that offer no map are not listed: nvidia-smi: exit status 9\n")
+}
+
+func TestDoctorNamesWhoSuspended(t *testing.T) {
+	_, buffer := program(t)
+	h := show(t, healthy())
+	require.Empty(t, suspended(h))
+	s, err := vmm.Suspend(t.Context(), vmm.SuspendOptions{}, buffer)
+	require.NoError(t, err)
+	all := suspended(h)
+	require.Len(t, all, 1)
+	require.Equal(t, fmt.Sprintf("process %d (%s) has suspended 6 MiB, of which host memory keeps 6 MiB", os.Getpid(), filepath.Base(os.Args[0])), all[0].Seen)
+	out, _ := cuvmm(t, exitOK, "doctor", "-driver", "sim")
+	require.Contains(t, out, all[0].Seen)
+	require.NoError(t, s.Resume(t.Context()))
+	require.Empty(t, suspended(h))
 }
 
 func TestTopWithNothing(t *testing.T) {
