@@ -444,7 +444,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"help"}, exitOK, "Exit codes: 0 success", ""},
 		{[]string{"doctor", "-h"}, exitOK, "-fix", ""},
 		{[]string{"info", "-h"}, exitOK, "-json", ""},
-		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top, serve, sleep, wake, load, replay, generate, version`},
+		{[]string{"mop"}, exitUsage, "", `there is no command "mop": use one of doctor, info, map, top, serve, objects, sleep, wake, load, replay, generate, version`},
 		{[]string{"replay", "-h"}, exitOK, "-limit", ""},
 		{[]string{"replay"}, exitUsage, "", "replay needs the files of traces"},
 		{[]string{"replay", "nosuchfile"}, exitFailed, "", "open nosuchfile: no such file or directory: name the file of a trace: record one with pool.History.Trace, or"},
