@@ -191,7 +191,7 @@ func (unfollowed) MayRecall(string) error { return nil }
 func (unfollowed) Recall(context.Context, string, time.Duration) ([]suspend.Late, error) {
 	return nil, nil
 }
-func (unfollowed) Show()                  {}
+func (unfollowed) Show(bool)              {}
 func (unfollowed) Memory() []*phys.Handle { return nil }
 
 func (g *gated) owning(b *vmm.Buffer, err error) error {

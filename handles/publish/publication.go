@@ -66,8 +66,10 @@ type Publication struct {
 	flux, cut uint64
 	rewriting rewriting
 	halves
-	// length is what was shown of memory that is away.
-	length uint64
+	// length is what was shown of memory that is away. back says that there is memory again, and whole
+	// that it has the bytes.
+	length      uint64
+	back, whole bool
 
 	// users counts the publication until Withdraw has ended, its timeline, and the
 	// followers' goroutines. The last ends the closing.

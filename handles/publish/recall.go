@@ -86,7 +86,7 @@ func (a audience) Recall(ctx context.Context, op string, limit time.Duration) (l
 		}
 		return nil, err
 	}
-	p.length = before.length
+	p.length, p.back = before.length, false
 	p.setRewriting(away)
 	p.mu.Lock()
 	mem := p.mem
@@ -163,11 +163,13 @@ func (p *Publication) lateOf(f *replicator, shown []chunk, limit time.Duration) 
 	return all
 }
 
-// Show implements suspend.Publication.
-func (a audience) Show() {
+// Show implements suspend.Publication. Memory whose bytes were lost is open for rewriting, so that
+// followers have it, and are shown nothing before the next Announce.
+func (a audience) Show(whole bool) {
 	p := a.p
 	p.changes <- struct{}{}
 	defer p.changes.Give()
+	p.back, p.whole = true, whole
 	if err := p.awake("publish: show what is back"); err != nil {
 		p.server.log.Error("cuvmm: memory that is back could not be shown to followers, which the next Announce tries again", "publication", p.name, "error", err)
 	}
@@ -179,8 +181,8 @@ func (p *Publication) awake(op string) error {
 	switch {
 	case p.over():
 		return nil
-	case p.rewriting == leaving:
-		return errs.Peer(op, cuda.ErrSuspended, fmt.Sprintf("publication %q, whose memory is being suspended", p.name), "call Resume of its Suspension first")
+	case p.rewriting == leaving || p.rewriting == away && !p.back:
+		return errs.Peer(op, cuda.ErrSuspended, fmt.Sprintf("publication %q, whose memory is suspended", p.name), "call Resume of its Suspension first")
 	case p.rewriting != away:
 		return nil
 	}
@@ -196,10 +198,16 @@ func (p *Publication) awake(op string) error {
 		_ = mem.Release() // the buffer has the memory
 		return err
 	}
-	if length != p.length {
+	if length != p.length || !p.whole {
 		p.endTurns()
 	}
-	p.setRewriting(settled)
+	switch {
+	case p.whole || p.view.generation == 0:
+		p.setRewriting(settled)
+	default:
+		_ = sharing.begin(op, p) // what another publication shows of the memory is open, too
+		p.setRewriting(open)
+	}
 	if p.view.generation > 0 {
 		p.show(view{generation: p.spendLike(p.view.generation), ordered: p.view.ordered, length: length, chunks: p.chunksOf(mem)}, mem)
 	}

@@ -34,8 +34,8 @@ type RewriteOptions struct {
 //	open     the publisher writes                    Announce: settled              permitted     ErrInUse        ErrInUse
 //	leaving  Suspend waits until no follower has     all unmapped: away;            ErrSuspended  ErrSuspended    -
 //	         the memory                              an error: settled
-//	away     the memory is suspended, or came back   Resume, or what needs the      ErrSuspended  ErrSuspended    -
-//	         and is not shown yet                    memory after that: settled
+//	away     the memory is suspended, or came back   Resume: settled; or open, if   ErrSuspended  ErrSuspended    -
+//	         and is not shown yet                    the bytes were not kept
 //
 // While it is opening, open or leaving, the followers' intent words read the view's generation (of halves
 // in turn: the one before, see HalfOf): nobody begins to read that. While it is open the flux words read it, too: what a reader was late

@@ -38,27 +38,29 @@ func benchSuspending(b *testing.B, d *cuda.Device, which string, size int) {
 	defer func() { require.NoError(b, alone.Close()) }()
 	require.NoError(b, alone.Resize(nil, size))
 	ctx := context.Background()
-	round := func(a *vmm.Array[byte], seen func() int64) (out, back time.Duration) {
+	round := func(a *vmm.Array[byte], announce func() error, seen func() int64) (out, back time.Duration) {
 		time.Sleep(time.Millisecond) // the readers wait by now
 		start := peertest.Monotonic()
 		s, err := vmm.Suspend(ctx, vmm.SuspendOptions{Keep: vmm.Drop}, a)
 		require.NoError(b, err)
 		asleep := peertest.Monotonic()
 		require.NoError(b, s.Resume(ctx))
+		require.NoError(b, announce())
 		return time.Duration(asleep - start), time.Duration(seen() - asleep)
 	}
+	announce := func() error { return r.p.Announce(ctx, size, r.s) } // since the bytes were dropped
 	r.seen()
 	for b.Loop() {
-		round(r.array, r.seen)
+		round(r.array, announce, r.seen)
 	}
 	var times [4][]time.Duration
 	for range 31 {
 		for i, of := range []*vmm.Array[byte]{r.array, alone} {
-			seen := r.seen
+			announce, seen := announce, r.seen
 			if of == alone {
-				seen = peertest.Monotonic
+				announce, seen = func() error { return nil }, peertest.Monotonic
 			}
-			out, back := round(of, seen)
+			out, back := round(of, announce, seen)
 			times[2*i], times[2*i+1] = append(times[2*i], out), append(times[2*i+1], back)
 		}
 	}

@@ -512,3 +512,43 @@ func TestAWithdrawBesideASuspend(t *testing.T) {
 	require.Equal(t, r.Asked, r.Held, "who followed it may have it for ever")
 	require.NoError(t, s.Resume(peertest.Context(t)))
 }
+
+// Bytes that were dropped, or forgotten, are shown to no follower: it has the memory, and sees the
+// next announcement.
+func TestFollowersAreNotShownWhatWasDropped(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1000)
+		ctx := peertest.Context(t)
+		f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+		for _, how := range []string{"dropped", "forgotten", "filled"} {
+			require.NoError(t, f.Next(ctx))
+			require.NoError(t, f.Release())
+			o := vmm.SuspendOptions{}
+			switch how {
+			case "dropped":
+				o.Keep = vmm.Drop
+			case "filled":
+				o.Source = vmm.SourceAt(bytes.NewReader(bytes.Repeat([]byte{7}, 4000)))
+			}
+			s := w.suspend(t, o)
+			if how == "forgotten" {
+				require.NoError(t, s.Forget(ctx))
+			}
+			require.NoError(t, s.Resume(ctx))
+			require.Equal(t, how != "filled", w.p.Stats().Rewriting, how)
+			if how == "filled" {
+				require.NoError(t, f.Next(ctx))
+				version, err := versionOf(elementsOf(t, f.Array(), nil))
+				require.NoError(t, err)
+				require.EqualValues(t, 7, version)
+				continue
+			}
+			require.ErrorIs(t, f.Next(briefly(t)), peer.ErrTimeout)
+			require.Equal(t, publish.Live, f.State())
+			require.Zero(t, f.Len())
+			require.ErrorIs(t, w.p.Rewrite(ctx, publish.RewriteOptions{}), cuda.ErrInUse)
+			require.NoError(t, w.write(w.writer))
+			require.NoError(t, w.announce(w.writer))
+		}
+	})
+}

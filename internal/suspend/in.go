@@ -158,7 +158,11 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 				b.parts = c.parts // the member may have fewer by now
 			}
 			lost, come = append(lost, c), append(come, b)
+			s.blank[c.h] = c.kept == nil && s.o.Fill == nil
 		}
+	}
+	for _, p := range places {
+		p.blank = slices.ContainsFunc(p.m.Mappings(), func(m *vrange.Mapping) bool { return s.blank[m.Memory] })
 	}
 	s.mu.Unlock()
 	if err := s.renew(ctx, op, places, lost); err != nil {

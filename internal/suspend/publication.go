@@ -16,8 +16,9 @@ type Publication interface {
 	// The member is locked. With a limit Recall goes on without the followers that take longer,
 	// and returns what they have. After an error they have all as before, or will.
 	Recall(ctx context.Context, op string, limit time.Duration) ([]Late, error)
-	// Show shows what there is again, of a member that is awake.
-	Show()
+	// Show shows what there is again, of a member that is awake. If its bytes are not whole some of
+	// them were neither kept nor filled.
+	Show(whole bool)
 	// Memory returns the memory of which the publication has a count each.
 	Memory() []*phys.Handle
 }

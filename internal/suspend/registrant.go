@@ -70,7 +70,7 @@ func (p *place) tellBack() {
 		r.Back()
 	}
 	for _, shown := range p.recalled {
-		shown.Show()
+		shown.Show(!p.blank)
 	}
 	p.left, p.recalled = nil, nil
 }

@@ -66,6 +66,7 @@ type place struct {
 	// its publications are shown that were recalled.
 	left     []*Registrant
 	recalled []Publication
+	blank    bool // some of its memory came back without the bytes
 }
 
 // State returns where the bytes are.

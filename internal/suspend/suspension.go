@@ -54,6 +54,7 @@ type Suspension struct {
 	mu     lock.Mutex[lock.Leaf]   // guards the rest
 	places []*place                // of members that sleep, from the suspension's end on
 	chunks map[*phys.Handle]*chunk // that are away, or owed
+	blank  map[*phys.Handle]bool   // that came back, or will, without their bytes
 	report Report
 	ended  bool // nothing is owed any more
 	slept  bool // out has ended
@@ -64,7 +65,7 @@ type Suspension struct {
 // that is on it was submitted before. The caller has checked that they are of one System, and
 // that each is named once. After an error nothing has changed.
 func newSuspension(op string, o Options, members []Member) (*Suspension, error) {
-	s := &Suspension{sys: members[0].System(), o: o, turn: make(chan struct{}, 1), chunks: map[*phys.Handle]*chunk{}}
+	s := &Suspension{sys: members[0].System(), o: o, turn: make(chan struct{}, 1), chunks: map[*phys.Handle]*chunk{}, blank: map[*phys.Handle]bool{}}
 	s.Released, s.end = life.NewCompletion()
 	now := time.Now()
 	for _, m := range members {
