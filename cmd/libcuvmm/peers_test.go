@@ -62,3 +62,34 @@ func TestPoolsOfSeveralDevicesReachEachOther(t *testing.T) {
 		require.NoError(t, closePool(h))
 	}
 }
+
+// A block that a stream of another device uses, which the handle alone names, is not handed out before that has
+// passed. The legacy stream's handle is the same on all devices.
+func TestABlockIsUsedOnAnotherDevice(t *testing.T) {
+	gputest.Alone(t) // it uses the legacy stream
+	gputest.EachPair(t, func(t *testing.T, d, peer *cuda.Device) {
+		near, far := newWorld(t, d, 1), newWorld(t, peer, 1)
+		legacy, err := far.e.stream(0)
+		require.NoError(t, err)
+		for name, s := range map[string]*cuda.Stream{"a stream": far.streams[0], "the legacy stream": legacy} {
+			handle := s.Handle()
+			for _, bytes := range []int{5000, 3 << 20} {
+				for range 20 {
+					b := near.alloc(bytes, 0)
+					e, err := d.NewEvent(cuda.EventOptions{})
+					require.NoError(t, err)
+					require.NoError(t, e.Record(near.streams[0]))
+					require.NoError(t, s.Wait(e))
+					require.NoError(t, e.Close())
+					require.NoError(t, s.Memset(cuda.Ptr(b.ptr), 2, bytes))
+					require.EqualValues(t, cOK, cUse(near.handle, b.ptr, handle), name)
+					near.free(b)
+					near.free(near.alloc(bytes, 0)) // which writes, and would race
+				}
+			}
+		}
+		require.NoError(t, near.streams[0].Synchronize())
+		require.NoError(t, legacy.Synchronize())
+		require.NoError(t, far.streams[0].Synchronize())
+	})
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/auto"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/front"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -266,18 +267,51 @@ func (e *entry) free(block uintptr) error {
 
 // use notes that a further stream uses a live block.
 func (e *entry) use(block, stream uintptr) error {
-	s, err := e.stream(stream)
+	all, err := e.users(stream)
 	if err != nil {
 		return err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, known := range e.used[block] {
-		if known == s {
-			return nil
+	for _, s := range all {
+		if !slices.Contains(e.used[block], s) {
+			e.used[block] = append(e.used[block], s)
 		}
 	}
-	e.used[block] = append(e.used[block], s)
 	e.marked.Store(int64(len(e.used)))
 	return nil
+}
+
+// users returns the streams that a handle may mean: one of this device, or of another that has a pool
+// in the process, which then borrows it. The handle of the legacy stream names no device, so it is
+// all of theirs.
+func (e *entry) users(handle uintptr) ([]*cuda.Stream, error) {
+	s, err := e.stream(handle)
+	legacy := driver.Stream(handle) == driver.StreamNull || driver.Stream(handle) == driver.StreamLegacy
+	if err == nil && !legacy {
+		return []*cuda.Stream{s}, nil
+	}
+	var found []*cuda.Stream
+	if err == nil {
+		found = append(found, s)
+	}
+	for _, other := range *pools.Load() {
+		if other.dev == e.dev || !e.grants(other.dev) {
+			continue // it cannot use the block
+		}
+		if s, failed := other.stream(handle); failed == nil {
+			found = append(found, s)
+		}
+	}
+	if len(found) == 0 {
+		return nil, err
+	}
+	return found, nil
+}
+
+// grants reports whether another device of the process has access to the pool's memory.
+func (e *entry) grants(peer *cuda.Device) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.ContainsFunc(e.peers, func(a vmm.Access) bool { return a.Location == peer.Location() })
 }
