@@ -231,10 +231,10 @@ func (m *Model) inFiles(items []item) []int {
 // the device distributes them faster than they are gathered from all over a file.
 func (m *Model) spread(items []item, at cuda.Ptr, bytes int) ([]item, []bulk.Segment) {
 	whole := []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(bytes)}}
-	order := m.inFiles(items)
-	if slices.IsSorted(order) {
+	if slices.IsSortedFunc(items, func(a, b item) int { return cmp.Compare(a.tensor.index, b.tensor.index) }) {
 		return items, whole
 	}
+	order := m.inFiles(items)
 	all, moved, start := make([]bulk.Segment, len(items)), make([]item, len(items)), int64(0)
 	for k, i := range order {
 		from, to := items[i].start, int64(bytes)

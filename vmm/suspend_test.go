@@ -539,27 +539,6 @@ func TestDevicesSleepSideBySide(t *testing.T) {
 	require.Len(t, slices.DeleteFunc(in, func(call string) bool { return call != "cuMemSetAccess" }), 2, "one for each range, whatever its chunks and peers")
 }
 
-// A grant to peers takes the driver long, whatever it covers: there are few, and each covers more.
-func TestPeersAreGrantedInFewCalls(t *testing.T) {
-	w := newWorld(t, false)
-	defer w.end()
-	const chunks = 16 + 32 + 64
-	for peers, want := range map[bool]int{false: chunks / 16, true: 3} {
-		o := vmm.BufferOptions{Reserve: chunks * kib64, Chunks: vmm.FixedChunks(kib64)}
-		if peers {
-			o.Access = both(w, vmm.ReadWrite)
-		}
-		b, err := vmm.NewBuffer(w.d, o)
-		require.NoError(t, err)
-		w.own(b)
-		require.NoError(t, b.Resize(nil, chunks*kib64))
-		s := w.suspend(b)
-		in, err := w.watch(func() error { return s.Resume(w.ctx()) })
-		require.NoError(t, err)
-		require.Len(t, slices.DeleteFunc(in, func(call string) bool { return call != "cuMemSetAccess" }), want, "peers %v", peers)
-	}
-}
-
 // meet fails the test unless two goroutines are in a driver call at the same time.
 func meet(t *testing.T, w *world, call string, do func()) {
 	t.Helper()

@@ -159,19 +159,13 @@ func (c *Conn) Receive(p []byte) (n int, fds []int, lost bool, err error) {
 
 // Ready reports whether Receive would return at once.
 func (c *Conn) Ready() (ready bool) {
-	_ = c.raw.Control(func(s uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLIN}}, 0)
-		ready = err == nil && n > 0
-	})
+	_ = c.raw.Control(func(s uintptr) { ready, _ = asked(int(s), unix.POLLIN) })
 	return ready
 }
 
 // Writable reports whether the peer has read enough for a Send that returns at once.
 func (c *Conn) Writable() (writable bool) {
-	_ = c.raw.Control(func(s uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLOUT}}, 0)
-		writable = err == nil && n > 0
-	})
+	_ = c.raw.Control(func(s uintptr) { writable, _ = asked(int(s), unix.POLLOUT) })
 	return writable
 }
 
@@ -179,10 +173,21 @@ func (c *Conn) Writable() (writable bool) {
 func (c *Conn) HungUp() bool {
 	up := false
 	_ = c.raw.Control(func(s uintptr) {
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(s), Events: unix.POLLRDHUP}}, 0)
-		up = err == nil && n == 0
+		over, err := asked(int(s), unix.POLLRDHUP)
+		up = err == nil && !over
 	})
 	return !up
+}
+
+// asked reports whether one of the events is there. A signal, by which the runtime preempts a
+// goroutine, ends the system's call without an answer, although that does not wait.
+func asked(fd int, events int16) (bool, error) {
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: events}}, 0)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0, err
+		}
+	}
 }
 
 // Unread returns how much of the sent data the peer has not received yet, in bytes as the

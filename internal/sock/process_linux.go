@@ -63,8 +63,8 @@ func (p *Process) Wait(ctx context.Context) error {
 
 // hasEnded reports whether the process of a descriptor has ended.
 func hasEnded(n int) bool {
-	got, err := unix.Poll([]unix.PollFd{{Fd: int32(n), Events: unix.POLLIN}}, 0)
-	return err == nil && got > 0
+	ended, err := asked(n, unix.POLLIN)
+	return err == nil && ended
 }
 
 // Dup returns another descriptor of the process.

@@ -7,6 +7,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -106,6 +108,34 @@ func TestTheEnd(t *testing.T) {
 	require.NoError(t, far.Close())
 	_, _, _, err = far.Receive(make([]byte, 10))
 	require.ErrorIs(t, err, net.ErrClosed)
+}
+
+// What is asked of a connection is answered beside signals, which the runtime sends to preempt goroutines.
+func TestSignalsAnswerNothing(t *testing.T) {
+	near, far := pair(t)
+	require.NoError(t, far.Send([]byte("x"), nil))
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	process, thread := os.Getpid(), unix.Gettid()
+	var signals sync.WaitGroup
+	end := make(chan struct{})
+	defer signals.Wait()
+	defer close(end)
+	signals.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			default:
+				_ = unix.Tgkill(process, thread, unix.SIGURG)
+			}
+		}
+	})
+	for range 20_000 {
+		require.False(t, near.HungUp())
+		require.True(t, near.Ready())
+		require.True(t, near.Writable())
+	}
 }
 
 func TestADirectoryIsUsedAsItWasOpened(t *testing.T) {

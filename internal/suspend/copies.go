@@ -49,7 +49,7 @@ func (s *Suspension) copyOut(ctx context.Context, op string, chunks []*chunk, ra
 	defer way.close()
 	copies, copying := errgroup.WithContext(way.ctx)
 	var behind sync.WaitGroup
-	for _, l := range lanes(chunks, false) {
+	for _, l := range lanes(chunks) {
 		bytes += l.bytes
 		copies.Go(func() (err error) {
 			defer func() { l.reached.shut(err) }()
@@ -121,7 +121,7 @@ func (w *oneWay) enter(ctx context.Context) bool {
 func (s *Suspension) bring(ctx context.Context, op string, chunks []*chunk) (mapped []stretch, err error) {
 	began, bytes := time.Now(), uint64(0)
 	moves, moving := errgroup.WithContext(ctx)
-	all := lanes(chunks, true)
+	all := lanes(chunks)
 	back := make([][]stretch, len(all))
 	for i, l := range all {
 		bytes += l.bytes

@@ -16,7 +16,6 @@ type lane struct {
 	groups []group
 	runs   []run
 	bytes  uint64 // that are copied
-	room   uint64 // of a group
 	// reached is how many of the bytes have been copied, or may be.
 	reached *gate
 }
@@ -25,7 +24,6 @@ type lane struct {
 type group struct {
 	chunks []*chunk
 	end    uint64
-	bytes  uint64 // of the chunks
 }
 
 // run is chunks of a lane whose bytes follow each other in what is kept, and that one operation
@@ -42,14 +40,10 @@ type run struct {
 const (
 	groupBytes  = 128 << 20
 	groupChunks = 16
-	// mostBytes is how large a group becomes that peers are granted: such a call takes a millisecond whatever
-	// it covers, and the driver makes one at a time, so each covers twice what the one before did.
-	mostBytes = 2 << 30
 )
 
-// lanes returns the lanes of chunks, whose mapping at is what they are copied through. in says that
-// they are mapped.
-func lanes(chunks []*chunk, in bool) (all []*lane) {
+// lanes returns the lanes of chunks, whose mapping at is what they are copied through.
+func lanes(chunks []*chunk) (all []*lane) {
 	byDevice := map[*cuda.Device]*lane{}
 	for _, c := range chunks {
 		dev := c.first.m.Device()
@@ -58,27 +52,16 @@ func lanes(chunks []*chunk, in bool) (all []*lane) {
 		}
 		l := byDevice[dev]
 		if l == nil {
-			l = &lane{room: groupBytes, reached: newGate()}
+			l = &lane{reached: newGate()}
 			byDevice[dev] = l
 			all = append(all, l)
 		}
-		l.add(c, in && peers(c))
+		l.add(c)
 	}
 	return all
 }
 
-// peers reports whether several devices have access to a chunk.
-func peers(c *chunk) bool {
-	n := 0
-	for _, a := range c.maps[0].Access() {
-		if a.Location.Type == driver.LocationDevice {
-			n++
-		}
-	}
-	return n > 1
-}
-
-func (l *lane) add(c *chunk, peers bool) {
+func (l *lane) add(c *chunk) {
 	if c.kept != nil {
 		n := len(l.runs)
 		if n == 0 || l.runs[n-1].k != c.kept || l.runs[n-1].to != c.off {
@@ -93,19 +76,20 @@ func (l *lane) add(c *chunk, peers bool) {
 		l.bytes += c.bytes()
 	}
 	n := len(l.groups)
-	if n == 0 || l.groups[n-1].full(l.room) {
-		if n > 0 && peers {
-			l.room = min(2*l.room, mostBytes)
-		}
+	if n == 0 || l.groups[n-1].full() {
 		l.groups = append(l.groups, group{})
 		n++
 	}
 	g := &l.groups[n-1]
-	g.chunks, g.end, g.bytes = append(g.chunks, c), l.bytes, g.bytes+c.size
+	g.chunks, g.end = append(g.chunks, c), l.bytes
 }
 
-func (g *group) full(room uint64) bool {
-	return g.bytes >= room || uint64(len(g.chunks)) >= room/groupBytes*groupChunks
+func (g *group) full() bool {
+	var bytes uint64
+	for _, c := range g.chunks {
+		bytes += c.size
+	}
+	return bytes >= groupBytes || len(g.chunks) >= groupChunks
 }
 
 // gate holds one goroutine up until another has come so far.
