@@ -70,6 +70,15 @@
 // the two Next waits, and State is [Suspended]: the loops above need no change. docs/suspend.md
 // says what happens to a follower that is late, refuses, or comes meanwhile.
 //
+// # Tensors
+//
+// A publication says what its memory holds ([PublishOptions]): a manifest of tensors, or a description
+// in the program's own form. A follower has it as soon as Follow returns, and before anything is mapped: one that
+// expects other tensors is refused ([FollowOptions].Expect). Then it finds them by name, in one mapping:
+//
+//	check(follower.Next(ctx, reader))
+//	tensor, bytes, err := follower.Tensor("layer.0.w")
+//
 // # Trust
 //
 // [ServerOptions.Authorize] decides for each client which publications it sees, and

@@ -123,6 +123,13 @@ package publish
 // while it unregisters memory, and stalls launches meanwhile; so unused pages are
 // collected, and unregistered 64 at a time on a goroutine of their own.
 //
+// # Descriptions
+//
+// A description travels as a sealed file beside the page when a follower is accepted, since it may be
+// larger than a message and most followers of a publication get the same. The publication keeps the one file until
+// nothing is sent any more; the follower reads it, compares its digest, and closes it. It stays for
+// the publication's identity, so an heir passes on what it received.
+//
 // # Access and quotas
 //
 // ServerOptions.Authorize decides when a client lists and when it follows. A hidden
