@@ -25,7 +25,8 @@ class _Given(NamedTuple):
 
 def state_of(like: Any) -> Mapping[str, Any]:
     """The tensors of a module of PyTorch, or the mapping that they are."""
-    return like.state_dict() if hasattr(like, "state_dict") else like
+    state: Mapping[str, Any] = like.state_dict() if hasattr(like, "state_dict") else like
+    return state
 
 
 def placed(like: Any) -> Manifest:
@@ -35,8 +36,7 @@ def placed(like: Any) -> Manifest:
     if they do there, and keep their strides if nothing lies between their elements.
     """
     parameters = {name for name, _ in like.named_parameters(remove_duplicate=False)} if hasattr(like, "named_parameters") else None
-    kind = lambda name: "" if parameters is None else "parameter" if name in parameters else "buffer"  # noqa: E731
-    given = [_given(name, of, kind(name)) for name, of in state_of(like).items()]
+    given = [_given(name, of, "" if parameters is None else "parameter" if name in parameters else "buffer") for name, of in state_of(like).items()]
     rows: List[Placed] = []
     end = groups = 0
     for cluster in _clusters(given):

@@ -130,7 +130,8 @@ def main() -> None:
     if o.bytes < 4 * LAYERS or o.steps < 1:
         parser.error(f"--bytes {o.bytes} --steps {o.steps}: use at least {4 * LAYERS} bytes and 1 step")
     if o.worker:
-        worker(*o.worker, o.bytes)
+        path, name = o.worker
+        worker(path, name, o.bytes)
     else:
         trainer(o.bytes, o.steps)
 

@@ -246,7 +246,7 @@ class Loads(DriverTest):
             value = Stand()
             with cuvmm.Weights.of({"w": value}) as weights:
                 self.assertEqual(copied, [(weights.memory.array.ptr, (2, 3), value)])
-                value.shape = (3, 2)  # type: ignore[misc]
+                value.shape = (3, 2)
                 with self.assertRaises(cuvmm.ArgumentError):
                     weights.update({"w": value})
                 with self.assertRaises(cuvmm.UnknownError):
@@ -263,7 +263,9 @@ class Loads(DriverTest):
                 assert r.stdout is not None
                 self.assertEqual(r.stdout.readline(), "ready\n")
             for step in range(40):
-                with publication.rewrite(60) if step else contextlib.nullcontext():
+                with contextlib.ExitStack() as stack:
+                    if step:
+                        stack.enter_context(publication.rewrite(60))
                     weights.update({name: bytes([step]) * t.nbytes for name, t in weights.items()})
                     publication.announce()
             for r in readers:
