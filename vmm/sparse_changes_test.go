@@ -188,3 +188,26 @@ func TestAPageThatAReplaceCopiesTo(t *testing.T) {
 		})
 	}
 }
+
+// A range with far more addresses than pages has them wherever they are mapped.
+func TestPagesFarApart(t *testing.T) {
+	_, d := open(t)
+	on := stream(t, d)
+	p := source(t, d, vmm.PagesOptions{})
+	s := sparse(t, d, 2000, vmm.SparseOptions{Pages: p})
+	around, last := vmm.Span{First: 510, N: 4}, vmm.Span{First: 1999, N: 1}
+	require.NoError(t, s.Map(background, on, around, last))
+	pages := []int{510, 511, 512, 513, 1999}
+	for _, i := range pages {
+		write(t, on, s, i, uint64(i))
+	}
+	for _, i := range pages {
+		require.EqualValues(t, i, read(t, on, s, i))
+	}
+	require.Equal(t, vmm.SparseStats{Pages: 2000, Mapped: 5}, s.Stats())
+	require.NoError(t, s.UnmapAfter([]*cuda.Stream{on}, around))
+	states := s.States()
+	require.Equal(t, "[hole freed freed freed freed hole]", fmt.Sprint(states[509:515]))
+	require.Equal(t, vmm.PageMapped, states[1999])
+	consistent(t, p)
+}

@@ -21,10 +21,7 @@ func (s *Source) Check() error {
 	}
 	for r := range s.ranges {
 		mappings := 0
-		for i, at := range r.places {
-			if at == nil {
-				continue
-			}
+		for i, at := range r.places.all() {
 			mappings++
 			if !at.page.held {
 				all[at.page] = true
@@ -83,7 +80,7 @@ func (s *Source) checkLists() (map[*page]bool, error) {
 func checkPage(p *page, listed bool) error {
 	uses, counts := 0, int64(len(p.places))
 	for _, at := range p.places {
-		if at.in.places[at.at] != at || at.page != p {
+		if at.in.places.at(at.at) != at || at.page != p {
 			return fmt.Errorf("a page has place %d, whose range does not", at.at)
 		}
 		if at.live {

@@ -220,7 +220,7 @@ func (r *Range) plan(on *lane, at []int) (q request, ok bool) {
 		}
 	}()
 	for _, i := range at {
-		p := r.places[i]
+		p := r.places.at(i)
 		switch {
 		case p == nil:
 			q.holes = append(q.holes, i)
@@ -370,13 +370,13 @@ func (r *Range) mapRun(op string, first int, pages []*page) (made []*place, err 
 	defer s.mu.Unlock()
 	for i, p := range pages {
 		// An earlier failure may have left another page there.
-		stuck := err != nil && r.places[first+i] == nil && r.res.Left(uint64(first+i)*s.Page, s.Page) > 0
+		stuck := err != nil && r.places.at(first+i) == nil && r.res.Left(uint64(first+i)*s.Page, s.Page) > 0
 		if err == nil || stuck {
 			at := &place{in: r, at: first + i, page: p, stuck: stuck}
 			if made = append(made, at); stuck {
 				s.stuck = append(s.stuck, at)
 			}
-			r.places[at.at] = at
+			r.places.set(at.at, at)
 			p.places = append(p.places, at)
 		}
 		if err != nil && len(p.places) > 0 {

@@ -110,10 +110,7 @@ func (r *Range) settle(op string) (done bool, err error) {
 	var old []*place
 	s.mu.Lock()
 	done = true
-	for _, at := range r.places {
-		if at == nil {
-			continue
-		}
+	for _, at := range r.places.all() {
 		for _, o := range at.page.places {
 			switch {
 			case o.live, o.in != r && o.in.null != nil:

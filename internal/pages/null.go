@@ -14,10 +14,10 @@ func (r *Range) Cover(op string) error {
 		return err
 	}
 	made[0].Recycle()
-	r.watched(0, len(r.places), true)
-	r.null, r.bare = made[0], newBits(len(r.places))
-	r.setBare(0, len(r.places), true)
-	return r.cover(op, 0, len(r.places))
+	r.watched(0, r.places.n, true)
+	r.null, r.bare = made[0], newBits(r.places.n)
+	r.setBare(0, r.places.n, true)
+	return r.cover(op, 0, r.places.n)
 }
 
 // errCovered is why a change of a range with a null page cannot be made yet: work that could
@@ -80,7 +80,7 @@ func (r *Range) setBare(first, n int, bare bool) {
 // covered returns those of the places that the null page lies under.
 func (r *Range) covered(first, n int) (at []int) {
 	for i := first; i < first+n; i++ {
-		if r.places[i] == nil && !r.bare.has(i) {
+		if r.places.at(i) == nil && !r.bare.has(i) {
 			at = append(at, i)
 		}
 	}
@@ -105,8 +105,8 @@ func (r *Range) sweep(op string) error {
 	s := r.source
 	s.mu.Lock()
 	var old []*place
-	for _, at := range r.places {
-		if at != nil && !at.live && at.passed() && !at.page.held && !at.page.stuck() {
+	for _, at := range r.places.all() {
+		if !at.live && at.passed() && !at.page.held && !at.page.stuck() {
 			old = append(old, at)
 		}
 	}
@@ -125,7 +125,7 @@ func (r *Range) uncovered(op string) error {
 	if r.null == nil {
 		return nil
 	}
-	if err := r.uncover(op, 0, len(r.places)); err != nil {
+	if err := r.uncover(op, 0, r.places.n); err != nil {
 		return err
 	}
 	null := r.null

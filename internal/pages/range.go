@@ -35,9 +35,9 @@ type Range struct {
 	// mu guards live, which copies read. A copy holds it for reading until it is submitted.
 	mu   lock.RWMutex[lock.Buffer]
 	live bits
-	// The source's mu guards places, nil for a hole, and copied: work of this library on the
+	// The source's mu guards places and copied: work of this library on the
 	// range, one point a stream.
-	places []*place
+	places table
 	copied place
 }
 
@@ -47,7 +47,7 @@ type Span struct{ First, N int }
 // NewRange makes a range of what is reserved, which it owns from then on.
 func NewRange(op string, s *Source, d *cuda.Device, res *vrange.Range, access memspec.Access, l life.Label) (*Range, error) {
 	n := int(res.Size / s.Page)
-	r := &Range{source: s, dev: d, res: res, access: access, live: newBits(n), places: make([]*place, n)}
+	r := &Range{source: s, dev: d, res: res, access: access, live: newBits(n), places: newTable(n)}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Closer.Closed() {
@@ -103,9 +103,9 @@ func (r *Range) awake(op string) error {
 // order.
 func (r *Range) check(op string, spans []Span) (at []int, err error) {
 	for _, sp := range spans {
-		if sp.First < 0 || sp.N < 0 || sp.N > len(r.places)-sp.First {
+		if sp.First < 0 || sp.N < 0 || sp.N > r.places.n-sp.First {
 			return nil, r.fail(errs.Failure{Op: op, Kind: errs.OutOfRange,
-				Asked: fmt.Sprintf("%s from page %d on, of %d", errs.Count(sp.N, "page"), sp.First, len(r.places)),
+				Asked: fmt.Sprintf("%s from page %d on, of %d", errs.Count(sp.N, "page"), sp.First, r.places.n),
 				Hint:  "name pages of the range, or reserve a larger one"})
 		}
 		for i := range sp.N {
@@ -152,8 +152,8 @@ func (p *place) state() State {
 func (r *Range) States() []State {
 	r.source.mu.Lock()
 	defer r.source.mu.Unlock()
-	all := make([]State, len(r.places))
-	for i, p := range r.places {
+	all := make([]State, r.places.n)
+	for i, p := range r.places.all() {
 		all[i] = p.state()
 	}
 	return all
@@ -169,10 +169,9 @@ func (r *Range) Numbers() (n Numbers) {
 	s := r.source
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n.Pages = len(r.places)
-	for _, at := range r.places {
+	n.Pages = r.places.n
+	for _, at := range r.places.all() {
 		switch at.state() {
-		case Hole:
 		case Stuck:
 			n.Stuck++
 		case Freed:
@@ -194,7 +193,7 @@ func (r *Range) Numbers() (n Numbers) {
 func (r *Range) Live() (all []Span) {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	for i := range r.places {
+	for i := range r.places.n {
 		switch n := len(all); {
 		case !r.live.has(i):
 		case n > 0 && all[n-1].First+all[n-1].N == i:
@@ -228,10 +227,8 @@ func (r *Range) dismantle(op string, wait bool) error {
 	r.mu.Unlock()
 	s.mu.Lock()
 	var all []*place
-	for _, at := range r.places {
-		if at != nil {
-			all = append(all, at)
-		}
+	for _, at := range r.places.all() {
+		all = append(all, at)
 	}
 	var pages holding
 	for _, at := range all {
@@ -247,7 +244,7 @@ func (r *Range) dismantle(op string, wait bool) error {
 	if err != nil {
 		return err
 	}
-	r.watched(0, len(r.places), true)
+	r.watched(0, r.places.n, true)
 	if err := r.uncovered(op); err != nil {
 		return err
 	}

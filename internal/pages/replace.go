@@ -67,7 +67,7 @@ func (r *Range) forReplace(op string, on *lane, at int) (p *place, own *page, er
 	s := r.source
 	err = r.turn(op, func() error {
 		s.mu.Lock()
-		p = r.places[at]
+		p = r.places.at(at)
 		hole := p == nil || !p.live
 		alone := !hole && p.page.uses == 1
 		s.mu.Unlock()
@@ -182,7 +182,7 @@ func (r *Range) swap(op string, p *place, c *copied) error {
 	r.mu.Lock() // so that no copy begins
 	defer r.mu.Unlock()
 	s.mu.Lock()
-	gone := r.places[p.at] != p || !p.live
+	gone := r.places.at(p.at) != p || !p.live
 	busy := !r.copied.passed()
 	s.mu.Unlock()
 	switch {

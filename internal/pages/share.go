@@ -106,7 +106,7 @@ func (r *Range) planShare(op string, from *Range, at []int, first int) (q shareR
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i, n := range at {
-		src, dst := from.places[n], r.places[first+i]
+		src, dst := from.places.at(n), r.places.at(first+i)
 		if src == nil || !src.live {
 			return q, from.errHole(op, n)
 		}

@@ -192,7 +192,7 @@ func (s *Source) countLocked(n int) {
 // are mapped nowhere then have a count of their own. Places that are gone already are no
 // error. The caller holds turn.
 func (s *Source) unmap(op string, places []*place) (err error) {
-	places = slices.DeleteFunc(places, func(at *place) bool { return at.in.places[at.at] != at })
+	places = slices.DeleteFunc(places, func(at *place) bool { return at.in.places.at(at.at) != at })
 	slices.SortFunc(places, func(a, b *place) int {
 		return cmp.Or(cmp.Compare(a.in.Base(), b.in.Base()), cmp.Compare(a.at, b.at))
 	})
@@ -249,7 +249,7 @@ func (s *Source) unmapRun(op string, run []*place) error {
 // gone takes a place that was unmapped out of its range and its page. The caller holds mu.
 func (p *place) gone() {
 	p.page.places = slices.DeleteFunc(p.page.places, func(o *place) bool { return o == p })
-	p.in.places[p.at] = nil
+	p.in.places.set(p.at, nil)
 	p.after = nil
 }
 
@@ -260,7 +260,7 @@ func (s *Source) retry(op string) {
 	s.stuck = nil
 	s.mu.Unlock()
 	for _, at := range stuck {
-		if at.in.places[at.at] == at && !at.live && (at.in.null != nil || s.unmapRun(op, []*place{at}) != nil) {
+		if at.in.places.at(at.at) == at && !at.live && (at.in.null != nil || s.unmapRun(op, []*place{at}) != nil) {
 			s.mu.Lock()
 			s.stuck = append(s.stuck, at)
 			s.mu.Unlock()
@@ -287,7 +287,7 @@ func (s *Source) clean(op string, most int) {
 	for len(s.moved) > 0 && len(passed) < most {
 		at := s.moved[0]
 		switch {
-		case at.in.places[at.at] != at || at.live || at.page.uses == 0 || at.stuck || at.in.null != nil:
+		case at.in.places.at(at.at) != at || at.live || at.page.uses == 0 || at.stuck || at.in.null != nil:
 			// It was unmapped, or is in use again, or the page is on a list, or its range does it.
 		case at.passed():
 			passed = append(passed, at)

@@ -40,7 +40,7 @@ func (r *Range) free(op string, at []int, lanes []*lane) error {
 	now := touchLocked(lanes)
 	r.copied.settle()
 	for _, i := range at {
-		p := r.places[i]
+		p := r.places.at(i)
 		if p == nil || !p.live || !r.live.has(i) {
 			continue // a hole, or a Map of it has not ended
 		}
