@@ -93,7 +93,8 @@ func (a audience) Recall(ctx context.Context, op string, limit time.Duration) (l
 	p.mem = share.View{}
 	p.mu.Unlock()
 	sharing.remove(p, mem.Chunks)
-	return late, mem.Release()
+	_ = mem.Release() // the buffer has the memory
+	return late, nil
 }
 
 // showNothing shows that the memory is suspended. The caller holds changes.
