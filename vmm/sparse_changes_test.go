@@ -19,13 +19,22 @@ func consistent(t testing.TB, p *vmm.Pages) {
 	require.NoError(t, vmm.CheckPages(p))
 }
 
-// at runs a function once, at the next driver call of a name.
+// at runs a function once, in the next driver call of a name, on a goroutine of its own: what makes the call
+// holds locks.
 func at(m *sim.Machine, call string, f func()) {
 	var once sync.Once
 	m.OnCall(func(name string) {
-		if name == call {
-			once.Do(f)
+		if name != call {
+			return
 		}
+		once.Do(func() {
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				f()
+			}()
+			<-done
+		})
 	})
 }
 

@@ -246,7 +246,7 @@ func (r *Range) fill(op string, on *lane, q *request) (err error) {
 		return nil
 	}
 	s := r.source
-	if r.null != nil && !s.hasIdle(len(q.holes)) {
+	if r.null != nil && !s.hasMovable(len(q.holes)) {
 		for began := time.Now(); s.advance() && time.Since(began) < grace; {
 			time.Sleep(shortestPause)
 		}

@@ -157,6 +157,20 @@ func (p *page) movable() bool {
 	return !slices.ContainsFunc(p.places, func(at *place) bool { return at.in.null != nil })
 }
 
+// hasMovable reports whether n pages are free for all, and may leave their places.
+func (s *Source) hasMovable(n int) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range []*list{&s.stock, &s.ready} {
+		for p := l.head; p != nil && n > 0; p = p.next {
+			if p.movable() {
+				n--
+			}
+		}
+	}
+	return n <= 0
+}
+
 // create makes n pages. The caller holds turn.
 func (s *Source) create(op string, n int, patient bool) (holding, error) {
 	if n == 0 {

@@ -161,10 +161,10 @@ func (s *Suspension) in(ctx context.Context, op string, places []*place) (err er
 			s.blank[c.h] = c.kept == nil && s.o.Fill == nil
 		}
 	}
+	s.mu.Unlock()
 	for _, p := range places {
 		p.blank = slices.ContainsFunc(p.m.Mappings(), func(m *vrange.Mapping) bool { return s.blank[m.Memory] })
 	}
-	s.mu.Unlock()
 	if err := s.renew(ctx, op, places, lost); err != nil {
 		return err
 	}
