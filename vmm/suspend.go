@@ -332,7 +332,8 @@ func (s *Suspension) named(op string, m []Memory) (in *suspend.Suspension, membe
 func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
 // Tagged returns the buffers, sparse ranges and pools of a System that have the tag and are open,
-// to suspend or resume them together. An array is its Buffer.
+// to suspend or resume them together. An array is its Buffer. That of a follower has the empty tag and refuses
+// to be suspended: in a process that follows, tag what it owns.
 func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 	if sys == nil {
 		return nil

@@ -168,13 +168,14 @@ type quotaError struct{ error }
 
 func (e quotaError) Unwrap() error { return e.error }
 
-// wanted is a holder that is asked for an object's memory.
+// wanted is a holder that is asked for an object's memory, or was before.
 type wanted struct {
-	by  holder
-	key keeper.Key
+	by     holder
+	key    keeper.Key
+	before bool
 }
 
-// want returns whom to ask for memory: the holders of objects that end with their last, the oldest
+// want returns who is asked for memory: the holders of objects that end with their last, the oldest
 // first, until these have so many bytes. Each holder is asked once.
 func (b *books) want(bytes int, counts func(*object) bool) (all []wanted) {
 	for _, o := range slices.Backward(b.newestFirst()) {
@@ -186,10 +187,8 @@ func (b *books) want(bytes int, counts func(*object) bool) (all []wanted) {
 		}
 		bytes -= o.bytes
 		for h, asked := range o.holders {
-			if !asked {
-				o.holders[h] = true
-				all = append(all, wanted{h, o.key})
-			}
+			o.holders[h] = true
+			all = append(all, wanted{h, o.key, asked})
 		}
 	}
 	return all

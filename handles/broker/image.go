@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -77,12 +78,52 @@ func (k *Client) Load(ctx context.Context, d *cuda.Device, name, path string, o 
 		if err != nil {
 			return nil, err
 		}
-		made, err := m.LoadAll(ctx, load.Options{}, s, l, w.Buffer().Ptr(), w.Buffer().Len())
+		made, err := loadTied(ctx, m, s, l, w.Buffer().Ptr())
 		if err = errs.Both(err, s.Close()); err != nil {
 			return nil, err
 		}
 		return w.Commit(ctx, made)
 	})
+}
+
+// loadTied is load.Model.LoadAll for a layout whose tensors may share memory. The file has the bytes of
+// each, so those that share any with an earlier one are loaded by themselves.
+func loadTied(ctx context.Context, m *load.Model, s *cuda.Stream, l *handles.Manifest, at cuda.Ptr) (*handles.Manifest, error) {
+	apart := &handles.Manifest{Bytes: l.Bytes}
+	var tied []int
+	end := 0
+	for i, t := range l.Tensors {
+		if t.Offset < end {
+			tied = append(tied, i)
+			continue
+		}
+		apart.Tensors, end = append(apart.Tensors, t), t.Offset+t.Size()
+	}
+	made, err := m.LoadAll(ctx, load.Options{}, s, apart, at, l.Bytes)
+	if err != nil || len(tied) == 0 {
+		return made, err
+	}
+	whole := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
+	digests := map[string]string{}
+	for _, t := range made.Tensors {
+		digests[t.Name] = t.Digest
+	}
+	for _, i := range tied {
+		t := &l.Tensors[i]
+		part, err := m.Part(t.Name)
+		if err != nil {
+			return nil, err
+		}
+		sum, err := m.Load(ctx, load.Options{}, s, part.To(at+cuda.Ptr(t.Offset), t.Size()))
+		if err != nil {
+			return nil, err
+		}
+		digests[t.Name] = sum[0]
+	}
+	for i := range whole.Tensors {
+		whole.Tensors[i].Digest = digests[whole.Tensors[i].Name]
+	}
+	return whole, nil
 }
 
 // layoutOf returns where the tensors of a model belong.

@@ -18,6 +18,39 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// Tensors that share memory are in an image each by itself, and share it again.
+func TestImagesOfTiedTensors(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		peertest.NoLeak(t)
+		k := newHouse(t, d, broker.Options{}).dial()
+		ctx := peertest.Context(t)
+		path := t.TempDir() + "/tied.safetensors"
+		m := &handles.Manifest{Bytes: mib, Tensors: []handles.Tensor{
+			{Name: "embed", Element: handles.Float32, Shape: []int{64, 1024}, Alias: 1},
+			{Name: "head", Element: handles.Float32, Shape: []int{64, 1024}, Alias: 1},
+			{Name: "rows", Element: handles.Float32, Shape: []int{2, 1024}, Offset: 4096, Alias: 1},
+			{Name: "bias", Element: handles.Float32, Shape: []int{7}, Offset: mib / 2},
+		}}
+		w, err := k.Create(ctx, d, "tied", broker.CreateOptions{Bytes: mib})
+		require.NoError(t, err)
+		require.NoError(t, fill(w.Buffer(), pattern(mib, 1)))
+		o, err := w.Commit(ctx, m)
+		require.NoError(t, err)
+		require.NoError(t, o.Save(ctx, path))
+		closed(t, o)
+		require.NoError(t, k.Remove(ctx, "tied", 0))
+		o, err = k.Load(ctx, d, "tied", path, broker.CreateOptions{})
+		require.NoError(t, err)
+		require.NoError(t, o.Manifest().Match(m), "the same places, and what shares memory")
+		for _, tensor := range o.Manifest().Tensors {
+			require.Equal(t, pattern(mib, 1)[tensor.Offset:][:tensor.Size()], read(t, o.Buffer())[tensor.Offset:][:tensor.Size()], tensor.Name)
+		}
+		require.NoError(t, o.Verify(ctx), "each has a digest")
+		require.NoError(t, k.Remove(ctx, "tied", 0))
+		closed(t, o)
+	})
+}
+
 // An image brings back an object as it was, and no image is made of one that was written to.
 func TestImages(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {

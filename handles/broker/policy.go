@@ -96,6 +96,8 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		switch {
 		case slices.Contains(in.Groups, "*"):
 			return nil, bad("all groups", `name all users instead, "users": ["*"]`)
+		case in.Names != nil && len(in.Names) == 0:
+			return nil, bad("an empty list of names, which no name is in", `name some, or leave "names" out for all`)
 		case len(in.Users)+len(in.Groups) == 0:
 			return nil, bad("neither users nor groups", `name some, or "users": ["*"] for all`)
 		}

@@ -92,6 +92,7 @@ func TestPoliciesThatAreRefused(t *testing.T) {
 		`{"rules": [{"user": ["1"]}]}`:    `unknown field "user"`,
 		`{"rules": [{"users": ["1"]}]}`:   `rule 1: access ""`,
 		`{"rules": [{"access": "read"}]}`: "rule 1: neither users nor groups",
+		`{"rules": [{"users": ["*"], "names": [], "access": "read"}]}`:                                          "rule 1: an empty list of names",
 		`{"rules": [{"users": ["no-such-user"], "access": "read"}]}`:                                            "no-such-user",
 		`{"rules": [{"users": ["4294967296"], "access": "read"}]}`:                                              "4294967296",
 		`{"rules": [{"users": ["1"], "access": "read"}, {"groups": ["*"], "access": "read"}]}`:                  "rule 2: all groups",

@@ -38,21 +38,21 @@ func (s *session) canFit(r *request, q Quota) bool {
 	return !slices.ContainsFunc(most, func(n int) bool { return n > 0 && uint64(n) < r.bytes })
 }
 
-// relieve asks holders for objects that end with their last, and waits until enough of these have ended. It
-// returns false if there is nobody to ask.
+// relieve asks holders for objects that end with their last, and waits until enough of these have ended, also
+// of those whose holders another request has asked. It returns false if there is nobody to ask.
 func (b *Broker) relieve(bytes int, counts func(*object) bool) bool {
 	b.mu.Lock()
 	asked := b.books.want(bytes, counts)
 	var to []func()
 	for _, w := range asked {
-		if p := b.present[w.by]; p != nil {
+		if p := b.present[w.by]; p != nil && !w.before {
 			for s := range p.sessions {
 				to = append(to, func() { _ = s.send(b.ctx, &reply{kind: wire.BrokerWanted, key: w.key}) })
 			}
 		}
 	}
 	b.mu.Unlock()
-	if len(to) == 0 {
+	if len(asked) == 0 {
 		return false
 	}
 	for _, send := range to {

@@ -17,6 +17,40 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// A request waits for holders whom another one has asked.
+func TestPressureOfTwo(t *testing.T) {
+	peertest.NoLeak(t)
+	_, sys := sim.Open(t)
+	d := sys.Devices()[0]
+	h := newHouse(t, d, broker.Options{Limit: 16 * mib, Ask: peertest.Guard})
+	ctx := peertest.Context(t)
+	holder := h.dial()
+	cache := write(t, holder, d, "cache", 16*mib, 1, broker.CreateOptions{Ephemeral: true})
+	made := make(chan error, 2)
+	create := func(name string) {
+		k := h.dial()
+		go func() {
+			w, err := k.Create(ctx, d, name, broker.CreateOptions{Bytes: 4 * mib})
+			if err == nil {
+				err = w.Close()
+			}
+			made <- err
+		}()
+	}
+	create("first")
+	<-cache.Wanted()
+	create("second")
+	select {
+	case err := <-made:
+		require.NoError(t, err)
+		require.Fail(t, "there was no room yet")
+	case <-time.After(50 * time.Millisecond):
+	}
+	closed(t, cache)
+	require.NoError(t, <-made)
+	require.NoError(t, <-made)
+}
+
 // Who holds what ends with its holders is asked before a request is refused, and a refusal says who has the
 // memory.
 func TestPressure(t *testing.T) {

@@ -327,7 +327,8 @@ func (f *Follower[T]) Generation() uint64 { return f.in().shownNow().generation 
 // the reason why that generation could not be shown, and the next may be
 // (cuda.ErrCapacity: it does not fit into the reserved range; what was shown before is shown no
 // longer if the publisher has rewritten it); or no further one comes
-// ([peer.ErrGone], [ErrWithdrawn], cuda.ErrClosed). Earlier announcements are shown
+// ([peer.ErrGone], [ErrWithdrawn], [ErrExcluded], handles.ErrMismatch, cuda.ErrClosed: State is Ended, and
+// Next returns the same at once from then on). Earlier announcements are shown
 // first. A follower that comes back waits for another publisher instead; if
 // elements that were shown no longer are, Next returns [ErrUnfinished] once.
 func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
