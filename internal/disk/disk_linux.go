@@ -75,10 +75,15 @@ func (d *direct) cached(f *os.File, p []byte, offset int64) (n int, known bool) 
 	return n, true
 }
 
-// allocate reserves space. File systems that cannot do so are no error.
+// allocate reserves space. File systems that cannot do so are no error. Some would first take all
+// that others may need, and then find that it is too little, so they are asked before.
 func allocate(f *os.File, bytes int64) error {
 	if bytes == 0 {
 		return nil
+	}
+	var fs unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &fs); err == nil && fs.Bsize > 0 && fs.Blocks > 0 && uint64(bytes)/uint64(fs.Bsize) > fs.Bfree {
+		return unix.ENOSPC
 	}
 	for {
 		err := unix.Fallocate(int(f.Fd()), 0, 0, bytes)
