@@ -25,8 +25,11 @@ const reread = 500 * time.Millisecond
 // load reads the file. After an error the policy stays as it was.
 func (p *policyFile) load() error {
 	info, err := os.Stat(p.path)
+	if err == nil && !info.Mode().IsRegular() {
+		err = fmt.Errorf("%s is no file", p.path) // reading a pipe would wait
+	}
 	if err != nil {
-		return err
+		return fmt.Errorf("the policy: %w: name a file with rules, as docs/broker.md has them", err)
 	}
 	text, err := os.ReadFile(p.path)
 	if err != nil {

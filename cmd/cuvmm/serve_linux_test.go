@@ -129,7 +129,9 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 		require.NoError(t, part.CopyFrom(nil, []byte(name[:5])))
 		got, err := w.Commit(ctx, m)
 		require.NoError(t, err)
-		if fleeting = got; !o.Ephemeral {
+		if o.Ephemeral {
+			fleeting = got
+		} else {
 			require.NoError(t, got.Close())
 		}
 	}
@@ -160,7 +162,14 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, fmt.Sprintf("%+v", snapshot), "object fleeting", "maps name them")
 	require.Equal(t, "\"../odd name\", version 1: has no digests\n\"empty\", version 3: has no digests\n\"plain\", version 2: has no digests\n", does(first, "verify"))
-	code, _, complaints := objects(first, "verify", "plain", "none")
+	write("partly", &handles.Manifest{Bytes: 1 << 20, Tensors: []handles.Tensor{
+		{Name: "t", Element: handles.Uint8, Shape: []int{5}, Offset: 4096, Digest: "crc32c:00000000"}, {Name: "u", Element: handles.Uint8, Shape: []int{5}, Offset: 8192},
+	}}, broker.CreateOptions{})
+	code, _, complaints := objects(first, "verify")
+	require.Equal(t, exitFailed, code, "some of its tensors have a digest")
+	require.Contains(t, complaints, "has no digest; commit it with")
+	require.Empty(t, does(first, "remove", "partly"))
+	code, _, complaints = objects(first, "verify", "plain", "none")
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, complaints, "has no digest; commit it with")
 	require.Contains(t, complaints, "no such object", "and it goes on")
@@ -249,7 +258,9 @@ func TestServeObeysAPolicy(t *testing.T) {
 
 	says(`{"rules": [`)
 	var out, complaints bytes.Buffer
-	for _, path := range []string{file, file + "x"} {
+	pipe := file + ".pipe"
+	require.NoError(t, syscall.Mkfifo(pipe, 0o600))
+	for _, path := range []string{file, file + "x", pipe} {
 		require.Equal(t, exitFailed, run([]string{"serve", "-policy", path, "-socket", t.TempDir() + "/s/s"}, &out, &complaints, thisHost()))
 		require.Contains(t, complaints.String(), path)
 	}

@@ -2,7 +2,6 @@ package suspend
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/phys"
 )
@@ -10,18 +9,11 @@ import (
 // Forget gives up what is kept of members that sleep; none stands for all that do. Bytes that
 // a member needs which is not named are kept. It waits for an OutAfter or a Resume that runs.
 func (s *Suspension) Forget(ctx context.Context, op string, members []Member) error {
-	if err := s.has(op, members); err != nil {
+	end, err := s.begin(ctx, op, members)
+	if err != nil {
 		return err
 	}
-	select {
-	case <-s.turn:
-	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
-	}
-	defer func() { s.turn <- struct{}{} }()
-	if err := s.landed(op); err != nil {
-		return err
-	}
+	defer end()
 	var dropped, others []*place
 	for _, p := range s.sleeping() {
 		switch {

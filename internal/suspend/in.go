@@ -61,23 +61,16 @@ func pauseFor(ctx context.Context, wait time.Duration, lack error) error {
 
 // resume tries it once with the budgets as they are.
 func (s *Suspension) resume(ctx context.Context, op string, members []Member) error {
-	if err := s.has(op, members); err != nil {
+	end, err := s.begin(ctx, op, members)
+	if err != nil {
 		return err
 	}
-	select {
-	case <-s.turn:
-	case <-ctx.Done():
-		return fmt.Errorf("%s: %w", op, context.Cause(ctx))
-	}
-	defer func() { s.turn <- struct{}{} }()
-	if err := s.landed(op); err != nil {
-		return err
-	}
+	defer end()
 	places := s.wake(op, members)
 	if len(places) == 0 {
 		return nil
 	}
-	err := locked(places, func() error {
+	err = locked(places, func() error {
 		for _, p := range places {
 			if err := p.m.Settle(ctx, op); err != nil {
 				return err
@@ -102,6 +95,25 @@ func (s *Suspension) resume(ctx context.Context, op string, members []Member) er
 		}
 	}
 	return err
+}
+
+// begin waits until nothing else moves the memory, and has the turn until end is called. It refuses members that
+// are not of the Suspension, or closed.
+func (s *Suspension) begin(ctx context.Context, op string, members []Member) (end func(), err error) {
+	if err := s.has(op, members); err != nil {
+		return nil, err
+	}
+	select {
+	case <-s.turn:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("%s: %w", op, context.Cause(ctx))
+	}
+	end = func() { s.turn <- struct{}{} }
+	if err := s.landed(op); err != nil {
+		end()
+		return nil, err
+	}
+	return end, nil
 }
 
 // has refuses members that are not of the Suspension, or closed.
