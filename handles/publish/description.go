@@ -139,7 +139,8 @@ func (f *Follower[T]) Description() []byte { return f.in().description().text }
 
 // Manifest returns which tensors the memory holds, or nil if the publisher does not say. Their
 // digests, if any, are those of the time when the publication was made. After a follower has come back to
-// another publication of the name it is that one's, whose tensors are in the same places. It must not be changed.
+// another publication of the name it is that one's, whose tensors are in the same places; if they are not, the
+// follower ends with handles.ErrMismatch: close it and follow anew. It must not be changed.
 func (f *Follower[T]) Manifest() *handles.Manifest { return f.in().description().manifest }
 
 // Tag returns the group that the publisher's memory belongs to, in the publisher's words.
