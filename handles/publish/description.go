@@ -2,6 +2,7 @@ package publish
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -165,6 +166,9 @@ func (f *Follower[T]) Tensor(name string) (handles.Tensor, vmm.Slice[T], error) 
 		return t, vmm.Slice[T]{}, errs.Peer(op, handles.ErrMismatch, fmt.Sprintf("tensor %s of %d bytes at %d, in elements of %d", errs.Words(name), t.Size(), t.Offset, unit), "follow the publication as bytes, if it is one of bytes")
 	}
 	s, err := f.array.Slice(t.Offset/unit, (t.Offset+t.Size())/unit)
+	if errors.Is(err, cuda.ErrOutOfRange) {
+		err = errs.Peer(op, cuda.ErrOutOfRange, fmt.Sprintf("tensor %s of publication %q, which is not shown", errs.Words(name), f.f.name), "call Next first, again if the publisher had suspended the memory")
+	}
 	return t, s, err
 }
 

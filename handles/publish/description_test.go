@@ -65,6 +65,7 @@ func TestTensorsAreFoundByName(t *testing.T) {
 		require.Equal(t, cuda.Tag("model"), f.Tag())
 		_, _, err = f.Tensor("norm")
 		require.ErrorIs(t, err, cuda.ErrOutOfRange, "nothing is shown yet")
+		require.ErrorContains(t, err, "call Next first")
 		require.NoError(t, p.Announce(peertest.Context(t), 4096))
 		require.NoError(t, f.Next(peertest.Context(t)))
 		for _, tensor := range layout().Tensors {
