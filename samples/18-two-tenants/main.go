@@ -4,6 +4,7 @@
 //
 //	go run ./samples/18-two-tenants [-driver auto|real|sim] [-tenants 2] [-turns 3] [-mib 64]
 //	go run ./samples/18-two-tenants -together     the next one resumes while the one before is still suspending
+//	go run ./samples/18-two-tenants -reader       another process follows the weights of the first one
 //
 // On the software driver all processes are on the machine of one folder.
 package main
@@ -34,7 +35,7 @@ const mib = 1 << 20
 // options are the flags, which the tenants get too.
 type options struct {
 	tenants, turns, mib int
-	together            bool
+	together, reader    bool
 	folder              string
 	number              int // of a tenant
 }
@@ -45,6 +46,7 @@ func run(e *app.Env) (err error) {
 	e.Flags.IntVar(&o.turns, "turns", 3, "how many turns each of them has")
 	e.Flags.IntVar(&o.mib, "mib", 64, "how many `MiB` of GPU memory each has, a multiple of 16")
 	e.Flags.BoolVar(&o.together, "together", false, "let one resume while the one before is still suspending")
+	e.Flags.BoolVar(&o.reader, "reader", false, "let another process follow the weights of the first one, and check them, too")
 	e.Flags.StringVar(&o.folder, "folder", "", "the software machine's `folder` (default: a new one)")
 	e.Flags.IntVar(&o.number, "number", 0, "the `number` of a tenant that the sample itself starts")
 	if err := e.Parse(); err != nil {
@@ -63,8 +65,11 @@ func run(e *app.Env) (err error) {
 	if err := e.Open(); err != nil {
 		return err
 	}
-	if e.Role == "tenant" {
+	switch e.Role {
+	case "tenant":
 		return rent(e, o)
+	case "reader":
+		return read(e, o)
 	}
 	return takeTurns(e, o)
 }
@@ -74,20 +79,35 @@ func takeTurns(e *app.Env, o options) (err error) {
 	ctx, cancel := context.WithCancel(e.Context) // one that fails ends the others
 	defer cancel()
 	var all []*tenant
+	var reader *tenant // of the first one's weights, if there is one
 	defer func() {
 		if err != nil {
 			cancel()
+		}
+		if reader != nil {
+			err = errors.Join(err, reader.end(ctx))
 		}
 		for _, t := range all {
 			err = errors.Join(err, t.end(ctx))
 		}
 	}()
 	for i := range o.tenants { // one after the other, since there is room for one
-		t, err := start(ctx, e, o, i)
+		t, err := start(ctx, e, o, "tenant", i)
 		if err != nil {
 			return err
 		}
 		all = append(all, t)
+		if _, err := t.ask(ctx, work); err != nil {
+			return err
+		}
+		if o.reader && i == 0 {
+			if reader, err = start(ctx, e, o, "reader", i); err != nil {
+				return err
+			}
+			if _, err := reader.ask(ctx, work); err != nil {
+				return err
+			}
+		}
 		if _, err := t.ask(ctx, sleep); err != nil {
 			return err
 		}
@@ -102,7 +122,7 @@ func takeTurns(e *app.Env, o options) (err error) {
 		return err
 	}
 
-	least, most := 0, 0 // free memory while the first one is awake
+	var free, host spread // while the first one is awake
 	var awake *tenant
 	for turn := range o.turns {
 		for i, next := range all {
@@ -116,25 +136,50 @@ func takeTurns(e *app.Env, o options) (err error) {
 			if i > 0 {
 				continue
 			}
-			free, _, err := e.Device.MemoryInfo()
+			if reader != nil {
+				if _, err := reader.ask(ctx, work); err != nil {
+					return err
+				}
+			}
+			n, _, err := e.Device.MemoryInfo()
 			if err != nil {
 				return err
 			}
-			if turn == 0 {
-				least = free
+			free.add(n)
+			host.add(hostOf(all))
+			if turn%10 == 0 {
+				e.Line("memory", "turn %d: %d MiB of the GPU's are free, the tenants have %d MiB of the host's, of which %d MiB are available", turn, n/mib, hostOf(all)/mib, available()/mib)
 			}
-			least, most = min(least, free), max(most, free)
 		}
 	}
 	if _, err := awake.ask(ctx, sleep); err != nil {
 		return err
 	}
-	for _, t := range all {
-		e.Line("host", "tenant %d keeps %d MiB of host memory while it sleeps, and kept %d MiB at first", t.number, t.host/mib, t.hostAtFirst/mib)
-	}
-	e.Line("free", "%d MiB of GPU memory in each turn of tenant 0, within %d KiB", least/mib, (most-least)>>10)
+	e.Line("free", "%d MiB of GPU memory in each turn of tenant 0, within %d KiB", free.least/mib, (free.most-free.least)>>10)
+	e.Line("host", "%d MiB of host memory of all tenants in each turn of tenant 0, within %d MiB", host.least/mib, (host.most-host.least)/mib)
 	e.Line("verified", "each of %d tenants found all of its %d MiB in each of %d turns", o.tenants, o.mib, o.turns)
+	if reader != nil {
+		e.Line("verified", "the reader found all of tenant 0's weights in each of its turns")
+	}
 	return nil
+}
+
+// spread is the least and the most of numbers.
+type spread struct{ least, most int }
+
+func (s *spread) add(n int) {
+	if s.most == 0 {
+		s.least = n
+	}
+	s.least, s.most = min(s.least, n), max(s.most, n)
+}
+
+// hostOf returns how much host memory tenants have.
+func hostOf(all []*tenant) (n int) {
+	for _, t := range all {
+		n += t.host
+	}
+	return n
 }
 
 // handOver lets one tenant sleep and wakes the next. The one that wakes waits for the memory.

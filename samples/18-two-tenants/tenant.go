@@ -8,11 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"strconv"
-	"strings"
 	"time"
 
-	"github.com/cuvmm/cuvmm/csrc/kernels"
-	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/samples/internal/app"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -31,20 +28,21 @@ type reply struct {
 	Host int
 }
 
-// tenant is another process, as the first one sees it.
+// tenant is another process, as the first one sees it: a tenant, or the reader of one.
 type tenant struct {
-	number            int
-	cmd               *exec.Cmd
-	conn              *peer.Conn
-	host, hostAtFirst int
+	role   string
+	number int
+	cmd    *exec.Cmd
+	conn   *peer.Conn
+	host   int // memory that it has, when it replied last
 }
 
-func start(ctx context.Context, e *app.Env, o options, number int) (*tenant, error) {
+func start(ctx context.Context, e *app.Env, o options, role string, number int) (*tenant, error) {
 	conn, far, err := peer.Pair(peer.Options{})
 	if err != nil {
 		return nil, err
 	}
-	cmd, err := e.Again(ctx, "tenant", "-folder", o.folder, "-mib", strconv.Itoa(o.mib), "-number", strconv.Itoa(number))
+	cmd, err := e.Again(ctx, role, "-folder", o.folder, "-mib", strconv.Itoa(o.mib), "-number", strconv.Itoa(number), "-reader="+strconv.FormatBool(o.reader))
 	if err != nil {
 		return nil, errors.Join(err, conn.Close(), far.Close())
 	}
@@ -52,7 +50,7 @@ func start(ctx context.Context, e *app.Env, o options, number int) (*tenant, err
 	if err := errors.Join(cmd.Start(), far.Close()); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
-	return &tenant{number: number, cmd: cmd, conn: conn}, nil
+	return &tenant{role: role, number: number, cmd: cmd, conn: conn}, nil
 }
 
 // ask has the tenant do something, and waits until that is done.
@@ -62,16 +60,12 @@ func (t *tenant) ask(ctx context.Context, what uint16) (r reply, err error) {
 	}
 	m, err := t.conn.Receive(ctx)
 	if err != nil {
-		return r, fmt.Errorf("tenant %d: %w", t.number, err)
+		return r, fmt.Errorf("%s %d: %w", t.role, t.number, err)
 	}
 	if err := json.Unmarshal(m.Body, &r); err != nil {
 		return r, err
 	}
-	if what == sleep {
-		if t.host = r.Host; t.hostAtFirst == 0 {
-			t.hostAtFirst = r.Host
-		}
-	}
+	t.host = r.Host
 	return r, nil
 }
 
@@ -86,13 +80,10 @@ func (t *tenant) end(ctx context.Context) error {
 
 // renter is the tenant itself.
 type renter struct {
+	contents
 	e       *app.Env
-	stream  *cuda.Stream
 	weights *vmm.Array[uint32] // which stay the same
 	cache   *vmm.Array[uint32] // which each turn writes anew
-	sums    *vmm.Array[uint64]
-	fill    *cuda.Kernel
-	sum     *cuda.Kernel
 	seed    uint32
 	turn    uint32
 	asleep  *vmm.Suspension
@@ -126,33 +117,39 @@ func rent(e *app.Env, o options) (err error) {
 	}
 	defer app.Close(r.weights, &err)
 	defer app.Close(r.cache, &err)
-	if r.sums, err = vmm.NewArray[uint64](e.Device, vmm.BufferOptions{}); err != nil {
-		return err
-	}
-	defer app.Close(r.sums, &err)
-	if r.stream, err = e.Device.NewStream(cuda.StreamOptions{}); err != nil {
-		return err
-	}
-	defer app.Close(r.stream, &err)
-	module, err := e.Device.LoadModule(kernels.Basic)
-	if err != nil {
-		return err
-	}
-	defer app.Close(module, &err)
-	if r.fill, err = module.Kernel(kernels.Fill); err != nil {
-		return err
-	}
-	if r.sum, err = module.Kernel(kernels.Sum); err != nil {
+	defer app.Close(&r.contents, &err)
+	if err := r.open(e); err != nil {
 		return err
 	}
 	if err := errors.Join(r.write(r.weights, r.seed), r.write(r.cache, r.seed+1), r.check(r.weights, r.seed)); err != nil {
 		return err
 	}
-	return r.serve(e.Context, conn)
+	if o.reader && o.number == 0 {
+		shown, err := show(e, o.folder, r.weights)
+		if err != nil {
+			return err
+		}
+		defer app.Close(shown, &err)
+	}
+	return serve(e.Context, conn, r.do)
+}
+
+// do does what the first process asks for.
+func (r *renter) do(ctx context.Context, what uint16) (err error) {
+	switch what {
+	case wake:
+		return r.wake(ctx)
+	case work:
+		return r.work()
+	}
+	// All work that is under way is waited for, then the bytes go to the host. A reader of the weights
+	// unmaps them first.
+	r.asleep, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, vmm.Tagged(r.e.System, "tenant")...)
+	return err
 }
 
 // serve does what the first process asks for, until that closes the connection.
-func (r *renter) serve(ctx context.Context, conn *peer.Conn) error {
+func serve(ctx context.Context, conn *peer.Conn, do func(ctx context.Context, what uint16) error) error {
 	for {
 		m, err := conn.Receive(ctx)
 		if errors.Is(err, peer.ErrGone) {
@@ -162,16 +159,7 @@ func (r *renter) serve(ctx context.Context, conn *peer.Conn) error {
 			return err
 		}
 		began := time.Now()
-		switch m.Kind {
-		case wake:
-			err = r.wake(ctx)
-		case work:
-			err = r.work()
-		case sleep:
-			// All work that is under way is waited for, then the bytes go to the host.
-			r.asleep, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, vmm.Tagged(r.e.System, "tenant")...)
-		}
-		if err != nil {
+		if err := do(ctx, m.Kind); err != nil {
 			return err
 		}
 		body, err := json.Marshal(reply{Took: time.Since(began), Host: resident()})
@@ -202,59 +190,4 @@ func (r *renter) work() error {
 	}
 	r.turn++
 	return r.write(r.cache, r.seed+1+r.turn)
-}
-
-// piece is how many elements have a sum of their own.
-const piece = mib
-
-// first returns the first element of a piece. The others count up from it.
-func first(seed uint32, i int) uint32 { return (seed<<12 + uint32(i)) * 2654435761 >> 1 }
-
-func (r *renter) write(a *vmm.Array[uint32], seed uint32) error {
-	for i := range a.Len() / piece {
-		at := a.Ptr() + cuda.Ptr(4*i*piece)
-		if err := r.fill.Launch(r.stream, cuda.Threads(piece), at, uint64(piece), first(seed, i), uint32(1)); err != nil {
-			return err
-		}
-	}
-	return r.stream.Synchronize()
-}
-
-func (r *renter) check(a *vmm.Array[uint32], seed uint32) error {
-	n := a.Len() / piece
-	if err := r.sums.Resize(r.stream, n); err != nil {
-		return err
-	}
-	if err := r.sums.All().Zero(r.stream); err != nil {
-		return err
-	}
-	for i := range n {
-		at := a.Ptr() + cuda.Ptr(4*i*piece)
-		if err := r.sum.Launch(r.stream, cuda.Threads(piece), at, uint64(piece), r.sums.Ptr()+cuda.Ptr(8*i)); err != nil {
-			return err
-		}
-	}
-	sums := make([]uint64, n)
-	if err := r.sums.All().CopyTo(r.stream, sums); err != nil {
-		return err
-	}
-	for i, got := range sums {
-		if want := piece*uint64(first(seed, i)) + piece*(piece-1)/2; got != want {
-			return fmt.Errorf("the sum of the piece at %v is %d instead of %d", a.Ptr()+cuda.Ptr(4*i*piece), got, want)
-		}
-	}
-	return nil
-}
-
-// resident returns how much host memory the process has, 0 if that is not known.
-func resident() int {
-	text, err := os.ReadFile("/proc/self/statm")
-	if err != nil {
-		return 0
-	}
-	pages, err := strconv.Atoi(strings.Fields(string(text))[1])
-	if err != nil {
-		return 0
-	}
-	return pages * os.Getpagesize()
 }
