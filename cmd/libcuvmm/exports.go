@@ -10,6 +10,7 @@ import "C"
 import (
 	"encoding/json"
 	"fmt"
+	"hash/crc32"
 	"time"
 	"unsafe"
 
@@ -290,6 +291,16 @@ func goDiscard(all **C.char, n C.size_t, e *C.cuvmm_error) C.int32_t {
 func goTags(to *C.char, n *C.size_t, e *C.cuvmm_error) C.int32_t {
 	return call(e, func() error { return fillJSON(to, n, describeTags()) })
 }
+
+//export goCRC32C
+func goCRC32C(data unsafe.Pointer, n C.size_t, sum *C.uint32_t, e *C.cuvmm_error) C.int32_t {
+	return call(e, func() error {
+		*sum = C.uint32_t(crc32.Checksum(unsafe.Slice((*byte)(data), int(n)), castagnoli))
+		return nil
+	})
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // fillJSON is fill with a value as JSON, and a NUL.
 func fillJSON(to *C.char, n *C.size_t, v any) error {

@@ -313,3 +313,9 @@ int32_t cuvmm_tags(char *json, size_t *n, cuvmm_error *e) {
 	BUFFER(json);
 	CROSS(goTags(json, n, e));
 }
+
+int32_t cuvmm_crc32c(const void *data, size_t n, uint32_t *sum, cuvmm_error *e) {
+	ENTER(sum);
+	if (data == NULL && n > 0) return cuvmm_say(e, CUVMM_INVALID, "data is NULL (pass where the bytes are)");
+	CROSS(goCRC32C((void *)data, n, sum, e));
+}

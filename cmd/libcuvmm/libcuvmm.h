@@ -196,6 +196,9 @@ int32_t cuvmm_discard(const char *const *tags, size_t n, cuvmm_error *e);
 // objects with "tag", "suspended", and "ranges", which are pairs of an address and bytes.
 int32_t cuvmm_tags(char *json, size_t *n, cuvmm_error *e);
 
+// cuvmm_crc32c gives the CRC-32C of n bytes of the host's memory, as files of tensors declare it.
+int32_t cuvmm_crc32c(const void *data, size_t n, uint32_t *sum, cuvmm_error *e);
+
 #ifdef __cplusplus
 }
 #endif

@@ -17,7 +17,7 @@ from ._driver import MemoryInfo, memory_info
 from .array import Array
 from .broker import Broker, Object, ObjectListing, Writer, attach, connect_broker, writer
 from .client import Client, Listing, connect
-from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DriverError, EndedError, Error, ExcludedError, ExistsError, FilesError, ForkedError, FormatError, GoneError,
+from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DigestError, DriverError, EndedError, Error, ExcludedError, ExistsError, FilesError, ForkedError, FormatError, GoneError,
                      InUseError, IncompleteError, LostError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SupersededError, SuspendedError,
                      TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, WritingError)
 from .follower import Follower
@@ -26,7 +26,7 @@ from .server import FollowerStats, Publication, Rewrite, Server, take_over
 from .shared import Shared, empty, export
 from .weights import Shard, Tensor, Weights, load_file, manifest_of, tensors
 
-__all__ = ["AccessError", "ArgumentError", "Array", "Broker", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DriverError", "EndedError", "Error", "ExcludedError",
+__all__ = ["AccessError", "ArgumentError", "Array", "Broker", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DigestError", "DriverError", "EndedError", "Error", "ExcludedError",
            "ExistsError", "FilesError", "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "LostError",
            "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "Object", "ObjectListing", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError",
            "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError", "SupersededError", "SuspendedError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",

@@ -9,15 +9,16 @@ import json
 import math
 import os
 import stat
-from typing import Any, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ._descriptor import ELEMENTS, NUMBERS, Element
-from .errors import ChangedError, FormatError, quoted
+from .errors import ChangedError, DigestError, FormatError, counted, quoted
 
 _MAX_HEADER = 100_000_000
 _MAX_NAME, _MAX_DIMS = 4096, 64
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _AGAIN = "fetch the file again, or have it written anew"
+_DIGESTS = "cuvmm.crc32c"  # the metadata with eight hexadecimal digits for each tensor, in the order of their places
 
 #: The format's names of element types, by the library's.
 DTYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
@@ -75,6 +76,7 @@ class Stored(NamedTuple):
     shape: Tuple[int, ...]
     file: File
     offset: int
+    digest: Optional[int] = None  # the CRC-32C that the file declares
 
     @property
     def element(self) -> Element:
@@ -83,6 +85,11 @@ class Stored(NamedTuple):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.element.size
+
+    def check(self, digest: int) -> None:
+        """Raises an error if the bytes that were read do not have the digest that the file declares."""
+        if self.digest not in (None, digest):
+            raise DigestError(f"{quoted(self.file.path)}, tensor {quoted(self.name)}: crc32c:{digest:08x}, where the file declares crc32c:{self.digest:08x}", _AGAIN)
 
 
 def _bad(file: File, what: str, tensor: str = "") -> FormatError:
@@ -136,7 +143,16 @@ def read_header(file: File) -> Tuple[Dict[str, str], List[Stored]]:
         placed.append(t._replace(offset=t.offset + start))
     if end != file.size - start:
         raise _bad(file, f"{file.size - start} bytes of data for tensors of {end}: the file was cut short, or has more")
-    return metadata, placed
+    return metadata, _declared(file, metadata.pop(_DIGESTS, None), placed)
+
+
+def _declared(file: File, digests: Optional[str], tensors: List[Stored]) -> List[Stored]:
+    """Returns the tensors with the digests that this library's files declare."""
+    if digests is None:
+        return tensors
+    if len(digests) != 8 * len(tensors) or digests.strip("0123456789abcdef"):
+        raise _bad(file, f"metadata {_DIGESTS} of {counted(len(digests), 'character')} for {counted(len(tensors), 'tensor')}")
+    return [t._replace(digest=int(digests[8 * i:8 * i + 8], 16)) for i, t in enumerate(tensors)]
 
 
 def _tensor(file: File, name: str, about: Any) -> Stored:

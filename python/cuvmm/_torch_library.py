@@ -8,7 +8,7 @@ import os
 import pathlib
 import struct
 import threading
-from ctypes import POINTER, byref, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import POINTER, byref, c_char, c_char_p, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from typing import Any, BinaryIO, Dict, List, Optional, Type
 
 from .errors import ArgumentError, ClosedError, Error, ForkedError, InUseError, NotSupported, OutOfMemory, SuspendedError
@@ -48,6 +48,7 @@ _CALLS: Dict[str, List[Any]] = {
     "cuvmm_resume": [POINTER(c_char_p), c_size_t, c_int64],
     "cuvmm_discard": [POINTER(c_char_p), c_size_t],
     "cuvmm_tags": [c_void_p, POINTER(c_size_t)],
+    "cuvmm_crc32c": [c_void_p, c_size_t, POINTER(c_uint32)],
 }
 _lock = threading.Lock()
 _library: Optional[ctypes.CDLL] = None

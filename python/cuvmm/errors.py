@@ -58,6 +58,10 @@ class ChangedError(Error):
     """A file was written while it was read."""
 
 
+class DigestError(Error):
+    """The bytes that were read do not have the digest that the file declares."""
+
+
 class ClosedError(Error):
     """The object was closed in this process."""
 

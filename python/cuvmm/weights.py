@@ -11,6 +11,7 @@ import sys
 import threading
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
+from . import _crc32c
 from ._descriptor import ELEMENTS
 from ._driver import HostPin, Stream
 from ._layout import ALIGN, placed, state_of
@@ -184,7 +185,8 @@ def within(nbytes: int, m: Manifest) -> Manifest:
     return m
 
 
-def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] = None, into: Optional[Shared] = None, threads: int = 0) -> Weights:
+def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] = None, into: Optional[Shared] = None, threads: int = 0,
+              digests: bool = True) -> Weights:
     """Loads a file in the safetensors format, or a folder with its index, into one piece of GPU memory, and returns the tensors by name.
 
     ``parts`` says which tensors, and what of them: ``...`` for a whole tensor, :class:`Shard` for a rank's part, a slice of the first
@@ -193,7 +195,8 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
     must be done.
 
     Threads read into pinned memory while earlier pieces are copied. The headers are checked before memory is touched
-    (FormatError). A file that is written meanwhile is a ChangedError; after an error the contents of ``into`` are undefined.
+    (FormatError). A file that is written meanwhile is a ChangedError, and a whole tensor that does not have the digest (CRC-32C) that the
+    file declares is a DigestError, unless ``digests`` is False. After an error the contents of ``into`` are undefined.
     """
     threads = whole(threads, "threads") or min(_MOST_THREADS, os.cpu_count() or 1)
     if not 1 <= threads <= _THREADS_LIMIT:
@@ -208,15 +211,17 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
             block = Block.of(t, _bounds(t, ... if parts is None else parts[t.name]))
             start = -(-end // ALIGN) * ALIGN
             placed.append(Placed(t.name, t.number, block.shape, start))
-            blocks.append((start, block))
+            blocks.append(_Part(start, block, t if digests and t.digest is not None and block.nbytes == t.nbytes else None))
             end = start + block.nbytes
         memory = empty(end, "uint8", device) if into is None else into
         try:
             if len(memory) < end:
                 memory.resize(end)
+            loading = _Loading(memory, [p for p in blocks if p.block.nbytes], end)
             if end:
-                _Loading(memory, [b for b in blocks if b[1].nbytes], end).run(threads)
+                loading.run(threads)
             model.check()
+            loading.compare()
             return Weights(memory, placed, model.metadata, into is None)
         except BaseException:
             if into is None:
@@ -254,12 +259,22 @@ def _bounds(t: Stored, part: Any) -> List[Tuple[int, int]]:
     return bounds
 
 
+class _Part(NamedTuple):
+    """A block and its place in memory. ``declared`` is the tensor of which it is all, if the file declares a digest."""
+
+    start: int
+    block: Block
+    declared: Optional[Stored]
+
+
 class _Loading:
     """Bytes that threads read into pinned memory and copy: blocks at their places in memory, with zeros between them."""
 
-    def __init__(self, memory: Shared, blocks: List[Tuple[int, Block]], nbytes: int) -> None:
+    def __init__(self, memory: Shared, blocks: List[_Part], nbytes: int) -> None:
         self.pointer, self.device = memory.array.ptr, memory.device  # no array, which would be in use in the traceback of an error
-        self.blocks, self.ends, self.nbytes = blocks, [start + b.nbytes for start, b in blocks], nbytes
+        self.blocks, self.ends, self.nbytes = blocks, [p.start + p.block.nbytes for p in blocks], nbytes
+        self.sums: List[Tuple[int, int, int, int]] = []  # block, place in it, bytes and digest of what was read
+        self._digest = _crc32c.fastest() if any(p.declared for p in blocks) else _crc32c.in_python
         self._lock, self._taken = threading.Lock(), 0
         self._failed: List[BaseException] = []
 
@@ -330,16 +345,28 @@ class _Loading:
     def _read(self, to: memoryview, at: int) -> None:
         """Fills a piece, which begins at byte ``at`` of the memory."""
         done, i = 0, bisect.bisect_right(self.ends, at)
-        while i < len(self.blocks) and self.blocks[i][0] < at + len(to):
-            start, b = self.blocks[i]
+        while i < len(self.blocks) and self.blocks[i].start < at + len(to):
+            start, b, declared = self.blocks[i]
             begin = max(start - at, 0)
             to[done:begin] = bytes(begin - done)
             done = begin
             for offset, n in b.runs(at + begin - start, min(start + b.nbytes - at, len(to)) - begin):
                 b.file.read_into(to[done:done + n], offset)
                 done += n
+            if declared is not None:
+                self.sums.append((i, at + begin - start, done - begin, self._digest(to[begin:done])))
             i += 1
         to[done:] = bytes(len(to) - done)
+
+    def compare(self) -> None:
+        """Raises an error if what was read of a whole tensor is not what its file declares."""
+        read: Dict[int, int] = {}
+        for i, _, n, digest in sorted(self.sums):
+            read[i] = _crc32c.combined(read.get(i, 0), digest, n)
+        for i, digest in read.items():
+            declared = self.blocks[i].declared
+            assert declared is not None
+            declared.check(digest)
 
 
 __all__ = ["Shard", "Tensor", "Weights", "load_file", "tensors"]

@@ -14,9 +14,21 @@ import cuvmm
 
 from .go import GoTest
 from .support import await_that
+from .test_weights import flip
 
 
 class BesideGo(GoTest):
+    def test_a_file_of_go(self) -> None:
+        """Python compares the digests of files that Go saves."""
+        path = self.path("saved.safetensors")
+        self.peer().done("save", path, 5_000_000)
+        with cuvmm.load_file(path) as weights:
+            self.assertEqual(weights["first"].tobytes(), numbers("I", range(3)).tobytes())
+            self.assertTrue(weights["all"].tobytes() == numbers("I", range(5_000_000)).tobytes())
+        flip(path, os.path.getsize(path) - 1)
+        with self.assertRaises(cuvmm.DigestError):
+            cuvmm.load_file(path)
+
     def test_python_follows_go(self) -> None:
         go = self.serving(table=1000)
         with cuvmm.connect(self.path()) as client:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import shutil
 import signal
 import struct
@@ -18,6 +19,7 @@ import unittest
 from ctypes import byref, c_size_t, c_uint64, c_void_p
 from typing import Any, List
 
+from cuvmm import _crc32c
 from cuvmm import _torch_library as front
 
 from .support import ROOT, environment, lacks
@@ -155,6 +157,13 @@ class Library(unittest.TestCase):
         self.ok("segment_free", self.pool, p, None)
         self.ok("free", self.pool, block)
 
+    def test_sums(self) -> None:
+        """The digests of files are those that Python has without the library."""
+        for data in (bytearray(), bytearray(b"123456789"), bytearray(random.Random(1).randbytes(200_001))):
+            self.assertEqual(_crc32c.fastest()(memoryview(data)), _crc32c.in_python(memoryview(data)))
+        self.assertIsNot(_crc32c.fastest(), _crc32c.in_python)
+        self.ok("crc32c", None, c_size_t(0), byref(ctypes.c_uint32()))
+
     def test_ranges(self) -> None:
         p, o = c_void_p(), struct.pack("=QQQQq", 40, 64 << 20, 4 << 20, 0, 0)
         self.ok("range_open", self.pool, o, byref(p))
@@ -173,11 +182,12 @@ class Library(unittest.TestCase):
             "find": (self.pool, None, None), "trim": (self.pool, None), "total_memory": (self.pool, None), "pool_stats": (self.pool, None),
             "snapshot": (self.pool, None, None), "torch_snapshot": (None, None), "arena_open": (self.pool, None),
             "segment_alloc": (self.pool, c_size_t(1), None, None), "range_open": (self.pool, b"\0" * 40, None),
-            "suspend": (None, c_size_t(0), None, None), "tags": (None, None),
+            "suspend": (None, c_size_t(0), None, None), "tags": (None, None), "crc32c": (b"", c_size_t(0), None),
         }.items():
             self.assertEqual(self.call(name, *args), INVALID, name)
             self.assertIn(b"NULL", self.error.message, name)
         self.assertEqual(self.call("pool_open", None, byref(c_uint64())), INVALID)
+        self.assertEqual(self.call("crc32c", None, c_size_t(1), byref(ctypes.c_uint32())), INVALID)
         self.ok("free", self.pool, self.alloc(1))  # nothing has panicked
 
     def test_sizes_of_structs(self) -> None:

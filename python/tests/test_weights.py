@@ -15,6 +15,7 @@ import unittest.mock
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import cuvmm
+from cuvmm import _crc32c
 from cuvmm._layout import placed
 from cuvmm._manifest import parse
 from cuvmm._safetensors import DTYPES
@@ -128,6 +129,46 @@ class Loads(DriverTest):
                 theirs = dict(package.deserialize(f.read()))
             self.assertEqual({n: bytes(x["data"]) for n, x in theirs.items()}, {n: t.tobytes() for n, t in weights.items()})
             gc.collect()
+
+    def test_digests(self) -> None:
+        """Whole tensors have the digests that their file declares, in however many pieces they are read."""
+        given = [Given("small", "U8", 9), Given("large", "F32", 3, 400_001), Given("empty", "F16", 0)]
+        given[0].data = b"123456789"
+        digests = [0xE3069283, _crc32c.in_python(memoryview(given[1].data)), 0]
+
+        def write(declared: str) -> str:
+            return self.write(file_of(given, {"cuvmm.crc32c": declared, "format": "pt"}))
+
+        path = write("".join(f"{d:08x}" for d in digests))
+        with cuvmm.load_file(path) as weights:
+            self.assertEqual(weights.metadata, {"format": "pt"})
+            self.holds(weights, given)
+            gc.collect()
+        flip(path, os.path.getsize(path) - 5)
+        with self.assertRaises(cuvmm.DigestError) as raised:
+            cuvmm.load_file(path)
+        self.assertRegex(str(raised.exception), f'^"{path}", tensor "large": crc32c:[0-9a-f]{{8}}, where the file declares crc32c:{digests[1]:08x} \\(fetch the file again')
+        uncompared: List[Dict[str, Any]] = [{"digests": False}, {"parts": {"small": ..., "large": slice(0, 2)}}, {"parts": {"large": cuvmm.Shard(0, 2, 3)}}]
+        for options in uncompared:
+            cuvmm.load_file(path, **options).close()
+        with self.assertRaises(cuvmm.DigestError):
+            cuvmm.load_file(path, parts={"large": (slice(0, 3), slice(None))})
+        for bad in ("", "e3069283", "E3069283" * 3, "0x069283" * 3, "e3069283" * 4):
+            with self.assertRaises(cuvmm.FormatError):
+                cuvmm.load_file(write(bad))
+
+    def test_sums(self) -> None:
+        data = memoryview(random.Random(1).randbytes(200_000))
+        sums = [0]
+        crc = 0xFFFFFFFF  # by the definition
+        for byte in data:
+            crc ^= byte
+            for _ in range(8):
+                crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+            sums.append(crc ^ 0xFFFFFFFF)
+        for n in (0, 1, 3, 4, 6776, 6777, 6778, 6779, 65535, 65536, 65537, 72_313, 72_314, len(data)):
+            self.assertEqual(_crc32c.in_python(data[:n]), sums[n], n)
+            self.assertEqual(_crc32c.combined(sums[n], _crc32c.in_python(data[n:]), len(data) - n), sums[-1], n)
 
     def test_capsules(self) -> None:
         given = assorted()
@@ -359,6 +400,15 @@ class Loads(DriverTest):
             with unittest.mock.patch.object(_Loading, "run", _after(change)):
                 with self.assertRaises(cuvmm.ChangedError):
                     cuvmm.load_file(path)
+
+
+def flip(path: str, at: int) -> None:
+    """Changes a bit of a file, of which its time does not tell."""
+    with open(path, "r+b") as f:
+        f.seek(at)
+        byte = f.read(1)[0]
+        f.seek(at)
+        f.write(bytes([byte ^ 4]))
 
 
 def _bounds(r: random.Random, n: int) -> Tuple[int, int]:

@@ -23,6 +23,7 @@
 //	write SOCKET NAME VALUE    follows for writing, and sets the first element
 //	send SOCKET LENGTH         waits for a process on a socket, and sends it an array
 //	fail SOCKET LENGTH         the same, after it failed to send a closed array
+//	save PATH LENGTH           saves such an array as the tensor "all", and its first 3 elements as "first"
 //	lease LENGTH               leases an array by fabric handles, and prints the offer
 package main
 
@@ -42,6 +43,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/load"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -153,6 +155,8 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.send(ctx, name, n, nil)
 	case "fail":
 		return "done", p.send(ctx, name, n, p.failToSend)
+	case "save":
+		return "done", p.save(ctx, name, n)
 	case "lease":
 		return p.lease(n)
 	}
@@ -176,6 +180,16 @@ func (p *program) fill(a *vmm.Array[uint32], length int) error {
 	}
 	_, err := a.Append(p.stream, values)
 	return err
+}
+
+func (p *program) save(ctx context.Context, path string, length int) error {
+	a, err := p.array(length)
+	if err != nil {
+		return err
+	}
+	return errors.Join(load.SaveSafetensors(ctx, load.SaveOptions{}, p.stream, path,
+		load.Saving{Name: "first", Element: handles.Uint32, Shape: []int{3}, From: a.Buffer().Ptr()},
+		load.Saving{Name: "all", Element: handles.Uint32, Shape: []int{length}, From: a.Buffer().Ptr()}), a.Close())
 }
 
 func (p *program) publish(ctx context.Context, name string, length int) error {
