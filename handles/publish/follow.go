@@ -309,7 +309,8 @@ func (f *Follower[T]) Len() int { return f.in().shownNow().length }
 // Generation returns the publisher's count of changes at the last Next. Len is of the same
 // Next unless another goroutine calls Next between the two: serialize the three calls to
 // combine them. If the publisher or the follower ended before that generation was complete,
-// it is the last complete one from then on, which may be lower ([ErrUnfinished]).
+// it is the last complete one that Next showed, or 0 ([ErrUnfinished]); the next Next shows a
+// later one that is complete.
 func (f *Follower[T]) Generation() uint64 { return f.in().shownNow().generation }
 
 // Next waits for the next announcement and shows it: later work on the streams is
@@ -329,8 +330,8 @@ func (f *Follower[T]) Generation() uint64 { return f.in().shownNow().generation 
 // longer if the publisher has rewritten it); or no further one comes
 // ([peer.ErrGone], [ErrWithdrawn], [ErrExcluded], handles.ErrMismatch, cuda.ErrClosed: State is Ended, and
 // Next returns the same at once from then on). Earlier announcements are shown
-// first. A follower that comes back waits for another publisher instead; if
-// elements that were shown no longer are, Next returns [ErrUnfinished] once.
+// first. A follower that comes back waits for another publisher instead. If
+// elements that were shown no longer are, Next returns [ErrUnfinished] once before it shows others.
 func (f *Follower[T]) Next(ctx context.Context, streams ...*cuda.Stream) error {
 	return f.in().next(ctx, streams)
 }

@@ -53,12 +53,12 @@ import (
 //
 //	unfinished  means                                          leaves it by
 //	intact      what Next showed is shown                      cut off or withdraw, if less is complete: untold
-//	untold      less is shown, and Err matches ErrUnfinished   next, unless nothing more comes: told
+//	untold      less is shown, and Err matches ErrUnfinished   next, unless nothing more is shown: told
 //	told        the same, and a Next has returned it           show: intact
 //
 // What Next does, in this order:
 //
-//	untold, and more may come        returns ErrUnfinished
+//	untold, and more may be shown    returns ErrUnfinished
 //	a version was refused            returns the reason, once; what is shown and was rewritten
 //	                                 since is shown no longer
 //	a version is pending, and not    orders the streams behind it, and shows it if it still stands
@@ -234,9 +234,10 @@ func (s *subscription) cutOff(e lifeEvent, why error, w seen) {
 	}
 	s.shown = s.shown[:last+1]
 	s.received = slices.DeleteFunc(s.received, func(v version) bool { return !s.complete(v, word) })
-	if s.refusal == nil && !s.complete(s.pending, word) {
+	nothing := s.pending.generation == 0 || !s.complete(s.pending, word)
+	if s.refusal == nil && nothing && !s.away {
 		s.pending = version{}
-		if v := s.last(); v.generation > s.current().generation {
+		if v := s.last(); v.generation > s.current().generation { // even if Next skipped it for one that is not complete
 			s.pending = v
 		}
 	}
@@ -387,7 +388,7 @@ func (s *subscription) next(w seen, host bool) (candidate, error) {
 	}
 	none := s.pending.generation <= intent
 	switch {
-	case s.unfinished == untold && !ends:
+	case s.unfinished == untold && !(none && ends):
 		s.unfinished = told
 		return candidate{}, s.err()
 	case s.refusal != nil:

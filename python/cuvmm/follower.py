@@ -386,9 +386,9 @@ class Follower(OfProcess):
         publisher ordered the announcement behind, and the host does not wait for that work. Without a stream the host
         waits, and then any stream may use the elements. Several generations that arrived meanwhile are shown as one.
         After a CapacityError, or another error of a single generation, the next one may succeed, and what was shown stays,
-        unless the publisher has rewritten it; :attr:`error` is None as long as more may be announced. If the client reconnects, it raises UnfinishedError once when elements that were
-        shown are not any more, because the publisher ended before they were complete. ``timeout`` is in seconds; a call
-        that raises WaitTimeout loses nothing.
+        unless the publisher has rewritten it; :attr:`error` is None as long as more may be announced. When elements that
+        were shown are not any more, because the publisher ended before they were complete, it raises UnfinishedError once
+        before it shows others. ``timeout`` is in seconds; a call that raises WaitTimeout loses nothing.
 
         The streams, or the caller if none are passed, hold what is shown until :meth:`release`, or their next ``next``: a
         publisher that rewrites it waits for them. If there is nothing new, ``next`` releases the streams, and the caller, before
@@ -434,13 +434,11 @@ class Follower(OfProcess):
                 self._shown = [_Shown(0, 0, 0)]  # it was rewritten, and this follower cannot show what it became
             raise p
         if p is not None and self._gone is not None and p.ordered > self._completed:
-            # It was never shown, and will never be complete. One before it may be.
-            complete = [r for r in self._received if r.ordered <= self._completed and r.generation > self._shown[-1].generation]
-            p = self._pending = complete[-1] if complete else None
+            p = self._pending = self._complete_locked()  # it was never shown, and will never be complete
         if p is not None and p.generation <= self._wanted_locked():
             p = None  # the publisher rewrites it, and announces another one
         end = self._end_locked()
-        if end is None and self._unfinished is not None and not self._told:
+        if (end is None or p is not None) and self._unfinished is not None and not self._told:
             self._told = True
             raise self._unfinished.again()
         if p is None and self._phase is Phase.OVER:
@@ -771,7 +769,14 @@ class Follower(OfProcess):
         while len(self._shown) > 1 and self._shown[-1].ordered > self._completed:
             self._shown.pop()
             self._drop_locked("elements that were shown were not complete", why)
+        if self._pending is None and not self._away:
+            self._pending = self._complete_locked()  # next may have skipped it for one that is not complete
         link.end_waits()
+
+    def _complete_locked(self) -> Optional[_Shown]:
+        """Returns the last generation that is complete and later than what is shown."""
+        complete = [r for r in self._received if r.ordered <= self._completed and r.generation > self._shown[-1].generation]
+        return complete[-1] if complete else None
 
     def _keep_beyond_locked(self, words: _page.Seen, why: Error) -> None:
         """Forgets the generations that the publisher began to rewrite."""

@@ -451,6 +451,25 @@ class States(DriverTest):
 
         self.following(do, reconnect=True)
 
+    def test_what_is_complete_and_was_skipped(self) -> None:
+        """It is shown when what was shown instead is not complete, and the caller was told."""
+        def do(p: Publisher, f: cuvmm.Follower) -> None:
+            p._page.store(0, 0)
+            p.view(self.memory, length=10, ordered=0)
+            p.view(generation=2, ordered=2, keep=1, length=20)
+            with mock.patch.object(f, "_order_behind"):  # as if a stream waited for them
+                self.assertEqual(f.next(timeout=60), 2)
+            p._conn.close()
+            with self.assertRaisesRegex(cuvmm.UnfinishedError, "discard what was computed"):
+                f.next(timeout=60)
+            self.assertIsInstance(f.error, cuvmm.UnfinishedError)
+            self.assertEqual((f.next(timeout=60), len(f)), (1, 10))
+            self.assertNotIsInstance(f.error, cuvmm.UnfinishedError)
+            with self.assertRaises(cuvmm.GoneError):
+                f.next(timeout=60)
+
+        self.following(do)
+
     def test_a_close_before_the_publishers_work_is_done(self) -> None:
         """Streams that waited for it are released: what was computed from that does not count."""
         def do(p: Publisher, f: cuvmm.Follower) -> None:
@@ -530,6 +549,8 @@ class States(DriverTest):
             p._conn.close()
             await_that(lambda: f.error is not None, "the end")
             self.assertEqual((len(f), f.generation), (0, 0))
+            with self.assertRaisesRegex(cuvmm.UnfinishedError, "were being rewritten.*discard"):
+                f.next(timeout=60)
             self.assertEqual((f.next(timeout=60), len(f)), (4, 40))
             self.assertEqual(f.heritage(60)[3:7], (4, 40, 3, 0))
 
