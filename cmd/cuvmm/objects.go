@@ -30,7 +30,7 @@ Lists the objects of a broker (cuvmm serve), or does something with them:
   save DIR [NAME...] writes an image of each to a folder: a file in the safetensors format
   load FILE...       makes objects of images, of other files of that format, or of all files of
                      folders; a name that is there already stays as it is
-  remove NAME...     ends them
+  remove NAME...     ends them, publications too
   status             prints the broker's counts, in the text format of Prometheus, and fails unless the
                      broker is ready: clients of one before it have had their time to come back
 
@@ -145,6 +145,8 @@ func writeObjects(out io.Writer, all []broker.Listing) {
 	for _, l := range all {
 		version := fmt.Sprint(l.Version)
 		switch {
+		case l.Publication:
+			version = "publication"
 		case l.Version == 0:
 			version = "being written"
 		case l.Ephemeral:

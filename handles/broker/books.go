@@ -20,34 +20,38 @@ import (
 //	state    to            its writer           by name      its memory counts
 //	writing  sealed        fills and commits    not yet      yes
 //	sealed   ended         reads, as others do  is attached  yes
+//	kept     ended         publishes            never        yes
 //	ended                                       never again  while a process holds it
 //
 // An object is sealed once, by its writer, and never changes after that. It ends when it is removed,
 // when its writer ends before it committed, and, if it is fleeting, with its last holder. Nothing but
-// these ends it: no end of a broker does.
+// these ends it: no end of a broker does. What is kept is a publication's (publications.go).
 type state uint8
 
 const (
 	writing state = iota + 1
 	sealed
 	ended
+	kept
 )
 
 // holder is a client, by the number that it chose at random. It comes back under the same number.
 type holder [16]byte
 
 // record is what the keeper has of an object beside its files, as JSON. The files are the chunks, in
-// the order of their addresses, and then the manifest.
+// the order of their addresses, and then the manifest, or the page of what is kept.
 type record struct {
-	Name      string    `json:"name"`
-	Version   uint64    `json:"version"` // 0 until it is sealed
-	State     state     `json:"state"`
-	Ephemeral bool      `json:"ephemeral,omitempty"`
-	Memory    []byte    `json:"memory"` // a handles.Descriptor
-	Writer    holder    `json:"writer"`
-	PID       int       `json:"pid"`
-	UID       uint32    `json:"uid"`
-	Since     time.Time `json:"since"` // when it was made, or else sealed
+	Name      string `json:"name"`
+	Version   uint64 `json:"version"` // 0 until it is sealed
+	State     state  `json:"state"`
+	Ephemeral bool   `json:"ephemeral,omitempty"`
+	Memory    []byte `json:"memory"` // a handles.Descriptor
+	Writer    holder `json:"writer"`
+	// Request is the key by which the publisher asked for what is kept.
+	Request keeper.Key `json:"request,omitzero"`
+	PID     int        `json:"pid"`
+	UID     uint32     `json:"uid"`
+	Since   time.Time  `json:"since"` // when it was made, or else sealed
 }
 
 // object is an object in the books.
@@ -56,7 +60,7 @@ type object struct {
 	key    keeper.Key
 	memory handles.Descriptor
 	bytes  int
-	// descriptors are those of the chunks and of the manifest, whether or not it is there yet.
+	// descriptors are those of the chunks and of the file beside them, whether or not it is there yet.
 	descriptors int
 	// holders are the clients that hold it, the writer included, and whether each was asked for the memory.
 	holders map[holder]bool
@@ -94,10 +98,10 @@ func (b *books) versions(name string) (all []*object) {
 	return all
 }
 
-// writers returns how many objects of a name are being written.
+// writers returns how many objects of a name are being written, or published.
 func (b *books) writers(name string) (n int) {
 	for _, o := range b.objects {
-		if o.Name == name && o.State == writing {
+		if o.Name == name && (o.State == writing || o.State == kept && b.published(o)) {
 			n++
 		}
 	}
@@ -114,6 +118,9 @@ func (b *books) create(op string, key keeper.Key, r record, sizes []int, alone b
 		}
 		return o, nil
 	}
+	if b.keptAs(r.Name) != nil {
+		return nil, errs.Peer(op, ErrExists, fmt.Sprintf("a publication %q", r.Name), "use another name, or take it over: see Client.Keep")
+	}
 	if alone {
 		switch {
 		case len(b.versions(r.Name)) > 0:
@@ -122,17 +129,25 @@ func (b *books) create(op string, key keeper.Key, r record, sizes []int, alone b
 			return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", r.Name), "wait for its writer")
 		}
 	}
-	bytes := 0
+	r.State = writing
+	return b.add(op, key, r, sizes, q)
+}
+
+// add adds an object of chunks of those sizes.
+func (b *books) add(op string, key keeper.Key, r record, sizes []int, q Quota) (*object, error) {
+	o := &object{record: r, key: key, bytes: total(sizes), descriptors: len(sizes) + 1, holders: map[holder]bool{r.Writer: false}}
+	if err := b.room(op, r.UID, o.bytes, o.descriptors, q); err != nil {
+		return nil, err
+	}
+	b.objects[key] = o
+	return o, nil
+}
+
+func total(sizes []int) (bytes int) {
 	for _, n := range sizes {
 		bytes += n
 	}
-	if err := b.room(op, r.UID, bytes, len(sizes)+1, q); err != nil {
-		return nil, err
-	}
-	r.State = writing
-	o = &object{record: r, key: key, bytes: bytes, descriptors: len(sizes) + 1, holders: map[holder]bool{r.Writer: false}}
-	b.objects[key] = o
-	return o, nil
+	return bytes
 }
 
 // room refuses an object that exceeds a bound.
@@ -206,6 +221,8 @@ func (b *books) seal(op string, h holder, key keeper.Key) (*object, error) {
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q, which another client writes", o.Name), "write one of your own")
 	case o.State == sealed:
 		return nil, nil
+	case o.State == kept:
+		return nil, errs.Violation("a commit of memory that is published")
 	case o.sealing || o.files == nil:
 		return nil, errs.Violation("a commit of an object that is being made, or committed")
 	}
@@ -248,6 +265,8 @@ func (b *books) find(op, name string, version uint64) (*object, error) {
 		}
 	}
 	switch {
+	case b.keptAs(name) != nil:
+		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q, which is a publication's", name), "follow that: see publish.Follow")
 	case len(all) > 0:
 		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("version %d of object %q, which has version %d now", version, name, all[len(all)-1].Version), "attach that one")
 	case b.writers(name) > 0:
@@ -260,7 +279,7 @@ func (b *books) find(op, name string, version uint64) (*object, error) {
 // which counts again.
 func (b *books) hold(op string, h holder, key keeper.Key) error {
 	o := b.objects[key]
-	if o == nil {
+	if o == nil || o.State == kept && o.Writer != h { // another process has taken it over
 		return errs.Peer(op, ErrLost, "an object that this client held", "close it when it is no longer needed, and attach it anew")
 	}
 	o.holders[h] = false
@@ -316,7 +335,7 @@ func (b *books) passing(o *object) (gone []*object) {
 			delete(b.objects, o.key)
 		}
 		return nil
-	case b.returning:
+	case b.returning || o.State == kept:
 		return nil
 	case o.State == writing:
 		if _, there := o.holders[o.Writer]; there {
@@ -351,7 +370,7 @@ func (b *books) discard(o *object) []*object {
 	return b.end(o)
 }
 
-// remove ends the sealed objects of a name, or one version.
+// remove ends the sealed objects of a name, or one version, or the publication of that name.
 func (b *books) remove(op, name string, version uint64) (gone []*object, err error) {
 	if version != 0 {
 		o, err := b.find(op, name, version)
@@ -361,6 +380,9 @@ func (b *books) remove(op, name string, version uint64) (gone []*object, err err
 		return b.end(o), nil
 	}
 	all := b.versions(name)
+	if o := b.keptAs(name); o != nil {
+		all = append(all, o)
+	}
 	if len(all) == 0 {
 		_, err := b.find(op, name, 0)
 		return nil, err
@@ -388,13 +410,13 @@ func (b *books) restore(e *keeper.Entry) error {
 		return err
 	}
 	n := len(o.memory.Chunks)
-	if want := n + map[state]int{sealed: 1}[o.State]; o.State != writing && o.State != sealed || len(e.Files) != want {
+	if beside := map[state]int{writing: 0, sealed: 1, kept: 1}; o.State == ended || len(e.Files) != n+beside[o.State] {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
 	o.bytes, o.descriptors = o.memory.Size(), n+1
 	o.files = &files{chunks: e.Files[:n:n]}
-	if o.State == sealed {
-		o.files.manifest = e.Files[n]
+	if len(e.Files) > n {
+		o.files.beside = e.Files[n]
 	}
 	b.objects[o.key], b.returning = o, true
 	return nil
@@ -402,13 +424,20 @@ func (b *books) restore(e *keeper.Entry) error {
 
 // files are an object's open files in this process.
 type files struct {
-	chunks   []*peer.FD
-	manifest *peer.FD // nil until it is sealed
+	chunks []*peer.FD
+	beside *peer.FD // the manifest, nil until it is sealed; or the page of what is kept
 	// users are the transfers that send them; over: the last of those closes them.
 	users int
 	over  bool
 }
 
 func (f *files) close() {
-	_ = peer.CloseAll(append(slices.Clip(f.chunks), f.manifest)) // even after an error the numbers are released
+	_ = peer.CloseAll(f.all()) // even after an error the numbers are released
+}
+
+func (f *files) all() []*peer.FD {
+	if f.beside == nil {
+		return f.chunks
+	}
+	return append(slices.Clip(f.chunks), f.beside)
 }

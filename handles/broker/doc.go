@@ -17,6 +17,12 @@
 // attached; an older one stays as long as a client holds it. An ephemeral object goes with its last
 // holder, too.
 //
+// # Publications
+//
+// What one process rewrites under others is a publication (package publish). [Client.Keep] has a broker keep its
+// memory: when the publisher has ended, the next one gets the memory with the last complete generation, and
+// followers come back to it with what they have mapped.
+//
 // # Trust
 //
 // A file descriptor of GPU memory is full access to it. Whoever attaches an object is trusted not to

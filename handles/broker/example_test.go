@@ -13,6 +13,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 )
 
 func must(err error) {
@@ -107,6 +108,39 @@ func ExampleClient_Create() {
 	// cache 4 MiB, holders: 1
 	// 1 objects
 	// 0 objects
+}
+
+// A publisher ends, and its successor goes on with what it announced.
+func ExampleClient_Keep() {
+	sys, path, end := serving()
+	defer end()
+	ctx := context.Background()
+	publisher := func(text string) {
+		k, err := broker.Dial(ctx, path, broker.DialOptions{})
+		must(err)
+		defer k.Close()
+		var kept *broker.Kept
+		kept, err = k.Keep(ctx, sys.Devices()[0], "weights", broker.KeepOptions{Bytes: 8, Wait: true})
+		must(err)
+		defer kept.Close()
+		server := publish.NewServer(publish.ServerOptions{}) // its socket is left out
+		defer server.Close()
+		p, err := server.Publish("weights", kept.Buffer(), publish.PublishOptions{Page: kept.Page()})
+		must(err)
+		memory, err := kept.Buffer().Slice(0, 8)
+		must(err)
+		was := make([]byte, 8)
+		must(memory.CopyTo(nil, was))
+		fmt.Printf("generation %d: %q\n", p.Stats().Generation, was)
+		must(p.Rewrite(ctx, publish.RewriteOptions{}))
+		must(memory.CopyFrom(nil, []byte(text)))
+		must(p.Announce(ctx, 8))
+	}
+	publisher("weights1")
+	publisher("weights2")
+	// Output:
+	// generation 0: "\x00\x00\x00\x00\x00\x00\x00\x00"
+	// generation 2: "weights1"
 }
 
 // A process serves its child over the connection that the child inherits.

@@ -73,8 +73,8 @@ func (l *line) deliver(r reply) bool {
 		delete(l.replies, r.number)
 	}
 	if to == nil { // abandoned
-		if r.manifest != nil {
-			_ = r.manifest.Close()
+		if r.beside != nil {
+			_ = r.beside.Close()
 		}
 		return true
 	}

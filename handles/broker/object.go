@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
@@ -28,6 +30,7 @@ type Object struct {
 	key      keeper.Key
 	buffer   *vmm.Buffer
 	manifest handles.Manifest
+	page     *publish.Page // of a publication
 	tensors  map[string]handles.Tensor
 	closer   life.Closer
 	ask      sync.Once
@@ -127,9 +130,9 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 	}
 	got.buffer, err = handles.ReceiveBuffer(ctx, l.c, d, o)
 	if err == nil {
-		err = got.describe(op, reply.manifest)
-	} else if reply.manifest != nil {
-		_ = reply.manifest.Close()
+		err = got.describe(op, reply.beside)
+	} else if reply.beside != nil {
+		_ = reply.beside.Close()
 	}
 	if err != nil {
 		err = fmt.Errorf("%s: object %q: %w", op, r.name, err)
@@ -145,7 +148,12 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 
 // describe reads the manifest, which the broker has checked, and checks it.
 func (o *Object) describe(op string, f *peer.FD) error {
-	if f == nil { // it is being written
+	switch {
+	case f == nil: // it is being written
+		return nil
+	case o.about.Publication:
+		id := sha256.Sum256(append([]byte("cuvmm publication "), o.key[:]...))
+		o.page = publish.NewPage([16]byte(id[:]), o.buffer.Len(), f)
 		return nil
 	}
 	defer func() { _ = f.Close() }()
@@ -283,6 +291,11 @@ func (o *Object) Close() error {
 	return o.closer.Close(func() error {
 		if err := o.buffer.Close(); err != nil {
 			return err
+		}
+		if o.page != nil {
+			if err := o.page.Close(); err != nil {
+				return err
+			}
 		}
 		o.k.letGo(o)
 		return nil

@@ -23,19 +23,20 @@ type request struct {
 	kind uint16
 	// number is the client's, of this request.
 	number uint32
-	key    keeper.Key // create, commit, attach (of the transfer's hold), hold, release
-	name   string     // create, attach, remove, await
+	key    keeper.Key // create, keep, commit, attach (of the transfer's hold), hold, release
+	name   string     // create, keep, attach, remove, await
 	// version is that to attach or to remove; 0 is the newest, or all.
 	version          uint64
-	device           cuda.UUID // create
-	bytes            uint64    // create
+	device           cuda.UUID // create, keep
+	bytes            uint64    // create, keep
 	ephemeral, alone bool      // create
 	manifest         *peer.FD  // commit
 }
 
 // fields are what the kinds of requests have, beside their number.
-var fields = map[uint16]struct{ key, name, version, memory, manifest bool }{
-	wire.BrokerCreate:  {key: true, name: true, memory: true},
+var fields = map[uint16]struct{ key, name, version, memory, options, manifest bool }{
+	wire.BrokerCreate:  {key: true, name: true, memory: true, options: true},
+	wire.BrokerKeep:    {key: true, name: true, memory: true},
 	wire.BrokerCommit:  {key: true, manifest: true},
 	wire.BrokerAttach:  {name: true, version: true},
 	wire.BrokerHold:    {key: true},
@@ -63,6 +64,8 @@ func (r *request) pack() peer.Message {
 	if f.memory {
 		e.Raw(r.device[:])
 		e.Uint64(r.bytes)
+	}
+	if f.options {
 		e.Bool(r.ephemeral)
 		e.Bool(r.alone)
 	}
@@ -98,10 +101,12 @@ func parseRequest(m peer.Message) (r request, err error) {
 	if f.memory {
 		copy(r.device[:], d.Raw(len(r.device)))
 		r.bytes = d.Uint64()
-		r.ephemeral, r.alone = d.Bool(), d.Bool()
 		if d.Err() == nil && (r.bytes == 0 || r.bytes > maxBytes) {
 			d.Fail("an object of %d bytes", r.bytes)
 		}
+	}
+	if f.options {
+		r.ephemeral, r.alone = d.Bool(), d.Bool()
 	}
 	want := 0
 	if f.manifest {
@@ -134,10 +139,12 @@ type Listing struct {
 	HeldBy  []peer.Credentials
 	// Ephemeral objects end with their last holder.
 	Ephemeral bool
-	// PID and UID are the process and the user that wrote it, as the broker sees them.
+	// Publication is memory of a publication ([Client.Keep]), whose Version is 0. Its publisher holds it.
+	Publication bool
+	// PID and UID are the process and the user that wrote it, or published it last, as the broker sees them.
 	PID int
 	UID uint32
-	// Since is when it was committed, or else when its writing began.
+	// Since is when it was committed, or else when its writing, or its last publishing, began.
 	Since time.Time
 }
 
@@ -157,6 +164,7 @@ func (l *Listing) encode(e *wire.Encoder) {
 		e.Uint32(p.GID)
 	}
 	e.Bool(l.Ephemeral)
+	e.Bool(l.Publication)
 	e.Uint32(uint32(l.PID))
 	e.Uint32(l.UID)
 	e.Uint64(uint64(l.Since.UnixNano()))
@@ -176,13 +184,13 @@ func (l *Listing) decode(d *wire.Decoder) {
 	for i := range l.HeldBy {
 		l.HeldBy[i] = peer.Credentials{PID: int(d.Uint32()), UID: d.Uint32(), GID: d.Uint32()}
 	}
-	l.Ephemeral = d.Bool()
+	l.Ephemeral, l.Publication = d.Bool(), d.Bool()
 	l.PID, l.UID = int(d.Uint32()), d.Uint32()
 	l.Since = time.Unix(0, int64(d.Uint64()))
 }
 
 // leastListing is the least that an object takes in a listing, in bytes.
-const leastListing = 2 + 8 + 16 + 8 + 4 + 4 + 1 + 4 + 4 + 8
+const leastListing = 2 + 8 + 16 + 8 + 4 + 4 + 1 + 1 + 4 + 4 + 8
 
 // reply is every message of a broker.
 type reply struct {
@@ -193,11 +201,11 @@ type reply struct {
 	// status and reason say why a request is denied.
 	status status
 	reason string
-	// key and objects[0] are the object whose memory follows, and manifest its manifest, nil while it
-	// is written. key alone is the object that is wanted.
-	key      keeper.Key
-	objects  []Listing
-	manifest *peer.FD
+	// key and objects[0] are the object whose memory follows, and beside its manifest, nil while it
+	// is written, or the page of a publication. key alone is the object that is wanted.
+	key     keeper.Key
+	objects []Listing
+	beside  *peer.FD
 	// last: the objects are the last of a listing.
 	last   bool
 	health Status
@@ -227,8 +235,8 @@ func (r *reply) pack() peer.Message {
 		}
 	}
 	m := peer.Message{Kind: r.kind, Body: e.B}
-	if r.manifest != nil {
-		m.FDs = []*peer.FD{r.manifest}
+	if r.beside != nil {
+		m.FDs = []*peer.FD{r.beside}
 	}
 	return m
 }
@@ -248,7 +256,7 @@ func parseReply(m peer.Message) (r reply, err error) {
 		r.objects = make([]Listing, 1)
 		r.objects[0].decode(&d)
 		if files = len(m.FDs); files > 0 {
-			r.manifest = m.FDs[0]
+			r.beside = m.FDs[0]
 		}
 		if files > 1 {
 			d.Fail("%d files beside an object", files)

@@ -112,7 +112,7 @@ func (s *session) handle(ctx context.Context, r *request) error {
 	reply := &reply{kind: wire.BrokerDone, number: r.number}
 	var err error
 	switch r.kind {
-	case wire.BrokerCreate, wire.BrokerAttach:
+	case wire.BrokerCreate, wire.BrokerKeep, wire.BrokerAttach:
 		return s.give(ctx, op, r)
 	case wire.BrokerList:
 		return s.list(ctx, r)
@@ -176,12 +176,12 @@ func (s *session) may(op, name string, want publish.Access) (Grant, error) {
 	}
 }
 
-// give gives the client an object to write, or one that is sealed: it says which, and sends the
+// give gives the client an object to write, one that is sealed, or memory to publish: it says which, and sends the
 // memory. The client holds it before the first of that.
 func (s *session) give(ctx context.Context, op string, r *request) error {
-	find := s.attach
-	if r.kind == wire.BrokerCreate {
-		find = s.create
+	find := s.create
+	if r.kind == wire.BrokerAttach {
+		find = s.attach
 	}
 	g, err := find(op, r)
 	if why := s.b.ending(); why != nil {
@@ -191,7 +191,7 @@ func (s *session) give(ctx context.Context, op string, r *request) error {
 		return s.send(ctx, denial(r.number, err))
 	}
 	defer s.b.unuse(g.files)
-	err = s.send(ctx, &reply{kind: wire.BrokerObject, number: r.number, key: g.key, objects: []Listing{g.about}, manifest: g.manifest})
+	err = s.send(ctx, &reply{kind: wire.BrokerObject, number: r.number, key: g.key, objects: []Listing{g.about}, beside: g.beside})
 	if err == nil {
 		// A broker that ends gives no reason, which the client would take for its answer: the connection
 		// ends, and it asks the next one.
@@ -209,18 +209,18 @@ func (s *session) give(ctx context.Context, op string, r *request) error {
 
 // grant is what a client gets of an object, whose files are open until they are let go.
 type grant struct {
-	key      keeper.Key
-	about    Listing
-	memory   handles.Descriptor
-	manifest *peer.FD
-	files    *files
+	key    keeper.Key
+	about  Listing
+	memory handles.Descriptor
+	beside *peer.FD
+	files  *files
 }
 
 // grantLocked makes a client a holder of an object whose memory is there.
 func (s *session) grantLocked(o *object) *grant {
 	o.holders[s.h] = false
 	o.files.users++
-	return &grant{o.key, s.b.listingLocked(o), o.memory, o.files.manifest, o.files}
+	return &grant{o.key, s.b.listingLocked(o), o.memory, o.files.beside, o.files}
 }
 
 func over(c *peer.Conn) bool {
@@ -247,8 +247,8 @@ func (s *session) attach(op string, r *request) (*grant, error) {
 	return s.grantLocked(o), nil
 }
 
-// create makes an object that the client writes. If there is no room for it, holders of objects that end
-// with them are asked for theirs.
+// create makes an object that the client writes, or memory that it publishes, unless there is some of that name. If
+// there is no room for it, holders of objects that end with them are asked for theirs.
 func (s *session) create(op string, r *request) (*grant, error) {
 	g, err := s.createOnce(op, r)
 	if !lacksRoom(err) {
@@ -270,7 +270,7 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	if may.EphemeralOnly && !r.ephemeral {
+	if may.EphemeralOnly && !r.ephemeral { // what is published is not, either
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "set CreateOptions.Ephemeral, or have the broker's policy grant more")
 	}
 	d, err := deviceOf(op, s.b.sys, r.device)
@@ -283,22 +283,37 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	}
 	b := s.b
 	b.mu.Lock()
-	o, err := b.books.create(op, r.key, record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}, sizes, r.alone, may.Quota)
+	of := record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}
+	var o *object
+	if r.kind == wire.BrokerKeep {
+		o, err = b.books.keep(op, r, of, sizes, may.Quota)
+	} else {
+		o, err = b.books.create(op, r.key, of, sizes, r.alone, may.Quota)
+	}
 	var g *grant
 	switch {
 	case err != nil:
-	case o.files != nil: // the client did not learn that it has it
+	case o.files != nil: // the client did not learn that it has it, or takes it over
 		g = s.grantLocked(o)
 	case o.making:
 		err = errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("object %q, which is being made", r.name), "try again")
 	default:
 		o.making = true
 	}
+	if err == nil {
+		of = o.record
+	}
 	b.mu.Unlock()
+	if g != nil && of.State == kept { // another process publishes it now
+		if err = b.keep(o.key, of); err != nil {
+			b.unuse(g.files)
+			return nil, err
+		}
+	}
 	if err != nil || g != nil {
 		return g, err
 	}
-	err = s.make(op, d, o, int(r.bytes))
+	err = s.make(op, d, o, of, int(r.bytes))
 	b.change(func() (gone []*object) {
 		o.making = false
 		switch {
@@ -307,6 +322,9 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 		case o.State == ended:
 			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, whose client has gone", r.name), "create another")
 			return []*object{o}
+		case len(o.holders) == 0: // it has gone, and another may publish the memory
+			err = errs.Peer(op, ErrLost, fmt.Sprintf("memory of publication %q, whose client has gone", r.name), "ask again")
+			return nil
 		}
 		g = s.grantLocked(o)
 		return nil
@@ -314,25 +332,28 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	return g, err
 }
 
-// make makes an object's memory, and has the keeper keep it.
-func (s *session) make(op string, d *cuda.Device, o *object, bytes int) error {
+// make makes the memory of an object with a record, and has the keeper keep it.
+func (s *session) make(op string, d *cuda.Device, o *object, r record, bytes int) error {
 	about, fds, err := makeMemory(op, d, bytes)
+	made := &files{chunks: fds}
+	if err == nil && r.State == kept {
+		made.beside, err = publish.NewPageFile()
+	}
 	var text []byte
 	if err == nil {
 		text, err = about.MarshalBinary()
 	}
 	if err == nil {
-		r := o.record
 		r.Memory = text
-		err = s.b.keep(o.key, r, fds...)
+		err = s.b.keep(o.key, r, made.all()...)
 	}
 	if err != nil {
-		_ = peer.CloseAll(fds)
+		made.close()
 		return err
 	}
 	s.b.mu.Lock()
 	defer s.b.mu.Unlock()
-	o.memory, o.Memory, o.files = about, text, &files{chunks: fds}
+	o.memory, o.Memory, o.files = about, text, made
 	return nil
 }
 
@@ -371,7 +392,7 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	}
 	b.change(func() []*object {
 		if err == nil {
-			o.files.manifest = r.manifest
+			o.files.beside = r.manifest
 			b.counted.Commits++
 		}
 		return b.books.sealEnded(o, record, err == nil)
@@ -460,7 +481,7 @@ func (s *session) await(ctx context.Context, op string, r *request) error {
 // listingLocked describes an object.
 func (b *Broker) listingLocked(o *object) Listing {
 	l := Listing{Name: o.Name, Version: o.Version, Device: o.memory.Device, Bytes: o.bytes, Holders: len(o.holders),
-		Ephemeral: o.Ephemeral, PID: o.PID, UID: o.UID, Since: o.Since}
+		Ephemeral: o.Ephemeral, Publication: o.State == kept, PID: o.PID, UID: o.UID, Since: o.Since}
 	for h := range o.holders {
 		if p := b.present[h]; p != nil && len(l.HeldBy) < maxHeldBy {
 			l.HeldBy = append(l.HeldBy, p.of)

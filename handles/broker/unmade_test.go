@@ -10,5 +10,5 @@ import (
 )
 
 func TestObjectsThatNobodyMade(t *testing.T) {
-	gputest.Unmade(t, (*broker.Broker)(nil), &broker.Broker{}, (*broker.Client)(nil), &broker.Client{}, (*broker.Object)(nil), (*broker.Writer)(nil), &broker.Writer{})
+	gputest.Unmade(t, (*broker.Broker)(nil), &broker.Broker{}, (*broker.Client)(nil), &broker.Client{}, (*broker.Object)(nil), (*broker.Writer)(nil), &broker.Writer{}, (*broker.Kept)(nil), &broker.Kept{})
 }

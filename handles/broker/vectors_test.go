@@ -34,7 +34,7 @@ func TestMessagesAreThoseOfTheVectors(t *testing.T) {
 		require.NoError(t, err, v.Message)
 		require.Equal(t, v.Body, hex.EncodeToString(again.Body), v.Message)
 	}
-	for k := wire.BrokerHello; k <= wire.BrokerAsk; k++ {
+	for k := wire.BrokerHello; k <= wire.BrokerKeep; k++ {
 		require.True(t, kinds[k], "kind %#x has no vector", k)
 	}
 	for k := wire.BrokerDone; k <= wire.BrokerStatus; k++ {

@@ -140,6 +140,9 @@ func (p *Publication) announceNext(ctx context.Context, op string, streams []*cu
 	case uint64(length) != shown && p.turns:
 		return p.sameHalves(op, length)
 	}
+	if err := p.showsAll(op, length); err != nil {
+		return err
+	}
 	// Held first, so that the viewed chunks stay in the buffer.
 	bytes := uint64(length) * p.unit
 	if err := p.hold.Cover(op, bytes); err != nil {
@@ -275,6 +278,9 @@ func (p *Publication) write(op string, followers []*replicator) error {
 			return err
 		}
 	}
+	if p.kept != nil {
+		return p.timeline.write(op, p.kept.page.slot, completeWord, p.used)
+	}
 	return nil
 }
 
@@ -285,6 +291,8 @@ func (p *Publication) chunksOf(v share.View) []chunk {
 	for i, c := range v.Chunks {
 		if i < len(p.mem.Chunks) && p.mem.Chunks[i].ID == c.ID {
 			all[i] = p.view.chunks[i]
+		} else if p.kept != nil {
+			all[i] = p.kept.chunk(i, c.Handle.Size)
 		} else {
 			all[i] = newChunk(c.Handle.Size)
 		}
@@ -366,6 +374,9 @@ func (p *Publication) shrink(op string, length int, streams []*cuda.Stream, cut 
 		return gone, lost, nil, err
 	}
 	bytes, err := p.may(op, length)
+	if err == nil {
+		err = p.showsAll(op, length)
+	}
 	if err != nil {
 		return gone, lost, nil, err
 	}

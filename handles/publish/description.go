@@ -27,6 +27,18 @@ type PublishOptions struct {
 	// them by name ([Follower.Tensor]), and can demand a manifest ([FollowOptions].Expect).
 	// Then Description must be empty.
 	Manifest *handles.Manifest
+	// Page has the publication outlive this process, with memory that does: both are those that
+	// a broker keeps (Client.Keep in package broker). If another process published the memory
+	// before, the publication goes on with what that announced last: followers that come back
+	// (DialOptions.ComeBack) keep their memory, and Publication.Stats has the generation, 0 if nothing
+	// was announced. The description is the publisher's, each time. All of the memory is announced at once
+	// (otherwise cuda.ErrNotSupported).
+	//
+	// If that process ended while it rewrote the elements, it is [ErrIncomplete], unless
+	// Incomplete is set: then the publication is open for rewriting (Stats.Rewriting), until
+	// the caller has written all elements and called Announce.
+	Page       *Page
+	Incomplete bool
 }
 
 // form is what a description is.

@@ -114,6 +114,11 @@ package publish
 // calls of TakeOver are serialized after their wait, because several publications may
 // share a socket that only one call binds.
 //
+// A publication with a Page (kept.go) leaves behind what a follower would have of it: the page's slot is
+// written as that of a follower that holds nothing, and is never waited for. The next publisher reads from it
+// what subscription.heritage would say, and goes on as TakeOver does. Chunks have identities that the page's
+// name gives them, since no view of them outlives the process.
+//
 // # Pages
 //
 // A page belongs to one client's connection, because a process that had it can write it

@@ -66,6 +66,7 @@ type Publication struct {
 	flux, cut uint64
 	rewriting rewriting
 	halves
+	kept *kept // of memory that outlives this process; nil of other memory
 	// length is what was shown of memory that is away. back says that there is memory again, and whole
 	// that it has the bytes.
 	length      uint64
@@ -97,11 +98,7 @@ func (s *Server) Publish(name string, b *vmm.Buffer, o ...PublishOptions) (*Publ
 	if b == nil {
 		return nil, errs.PeerInvalid(op, "a nil buffer", "make one with vmm.NewBuffer")
 	}
-	said, err := describe(op, o)
-	if err != nil {
-		return nil, err
-	}
-	return s.publish(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, said, nil)
+	return s.publishAs(op, name, share.Of(b), handles.Descriptor{Kind: handles.BufferKind}, 1, o)
 }
 
 // Array publishes an array, as [Server.Publish] does a buffer. Followers
@@ -111,12 +108,31 @@ func Array[T any](s *Server, name string, a *vmm.Array[T], o ...PublishOptions) 
 	if a.Buffer() == nil {
 		return nil, errs.PeerInvalid(op, "a nil or zero array", "make one with vmm.NewArray")
 	}
-	said, err := describe(op, o)
+	element, size := handles.ElementOf[T]()
+	return s.publishAs(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), o)
+}
+
+// publishAs makes a publication with what the options say of it.
+func (s *Server) publishAs(op, name string, m share.Memory, d handles.Descriptor, unit uint64, o []PublishOptions) (*Publication, error) {
+	told, err := describe(op, o)
 	if err != nil {
 		return nil, err
 	}
-	element, size := handles.ElementOf[T]()
-	return s.publish(op, name, share.Of(a.Buffer()), handles.Descriptor{Kind: handles.ArrayKind, Element: element, ElementSize: size}, uint64(size), said, nil)
+	if s == nil || m == nil || len(o) == 0 || o[0].Page == nil {
+		return s.publish(op, name, m, d, unit, told, nil)
+	}
+	told.tag = m.About().Tag
+	from, err := o[0].Page.take(op, m, unit, o[0].Incomplete)
+	if err != nil {
+		return nil, err
+	}
+	s.pages.out.Add(1) // until Withdraw has put the page back
+	p, err := s.publish(op, name, m, d, unit, told, from)
+	if err != nil {
+		s.pages.out.Done()
+		return nil, from.kept.drop(op, err)
+	}
+	return p, nil
 }
 
 // publish makes a publication, which continues that of a publisher that ended if from is
@@ -264,6 +280,9 @@ func (p *Publication) withdraw(op string, last ended) error {
 		to.token, to.generation = f.token, p.view.generation
 		f.end(&to)
 	}
+	if p.kept != nil {
+		pages = append(pages, p.kept.page)
+	}
 	err := p.timeline.later(op, func() error {
 		for _, g := range pages {
 			pool.put(g)
@@ -300,6 +319,9 @@ func (p *Publication) timelineClosed(err error) error {
 	}
 	p.drop()
 	p.server.pages.out.Done()
+	if p.kept != nil {
+		p.kept.of.used.Give()
+	}
 	return err
 }
 

@@ -172,6 +172,9 @@ func (p *Publication) renumber() {
 	}
 	v := p.view
 	v.generation = p.spendLike(v.generation)
+	if p.kept != nil { // a word that stays behind says that less is complete
+		_ = p.timeline.write("publish: show the same elements", p.kept.page.slot, completeWord, v.generation)
+	}
 	p.show(v, p.mem)
 }
 
@@ -207,6 +210,9 @@ func (p *Publication) tellAll() {
 	for f := range p.followers {
 		p.tell(f.slot)
 	}
+	if p.kept != nil {
+		p.tell(p.kept.page.slot)
+	}
 }
 
 // tell is tellAll for one follower.
@@ -228,6 +234,9 @@ func (p *Publication) setCut() {
 		if f.ending == nil {
 			f.slot.word(cutWord).Store(p.cut)
 		}
+	}
+	if p.kept != nil {
+		p.kept.page.slot.word(cutWord).Store(p.cut)
 	}
 }
 

@@ -323,12 +323,13 @@ type legacy struct {
 	flux, cut  uint64
 	chunks     []chunk
 	readOnly   bool // for this process
+	kept       *kept
 }
 
 // inherits shows what was shown last, as the next generation. Nothing else refers to the
 // publication yet.
 func (p *Publication) inherits(op string, from *legacy) error {
-	p.identity, p.used, p.flux, p.cut, p.readOnly = from.identity, from.generation, from.flux, from.cut, from.readOnly
+	p.identity, p.used, p.flux, p.cut, p.readOnly, p.kept = from.identity, from.generation, from.flux, from.cut, from.readOnly, from.kept
 	if from.last.generation == 0 {
 		return nil // nothing was complete: there is nothing to show before the first announcement
 	}
@@ -344,11 +345,19 @@ func (p *Publication) inherits(op string, from *legacy) error {
 		return errors.Join(err, mem.Release())
 	}
 	p.spendLike(from.last.generation)
+	chunks := from.chunks
+	if p.kept != nil {
+		chunks = p.chunksOf(mem)
+	}
 	p.mem = mem
-	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: from.chunks[:len(mem.Chunks):len(mem.Chunks)]}
+	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: chunks[:len(mem.Chunks):len(mem.Chunks)]}
 	if from.torn {
 		p.rewriting, p.flux = open, p.used
-		return sharing.begin(op, p)
+		err = sharing.begin(op, p)
 	}
-	return nil
+	if p.kept != nil {
+		p.tell(p.kept.page.slot) // before it is complete: what is open must never look whole
+		p.kept.page.slot.word(completeWord).Store(p.used)
+	}
+	return err
 }

@@ -69,6 +69,7 @@ const (
 	BrokerAwait                          // until a name is sealed, or nobody writes it
 	BrokerCancel                         // the end of such a wait
 	BrokerAsk                            // how the broker is
+	BrokerKeep                           // memory to publish
 )
 
 // A broker: to its client.

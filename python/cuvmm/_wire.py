@@ -46,7 +46,7 @@ def _shapes(*rows: Tuple[str, int, str, Layout]) -> Dict[int, Shape]:
 
 
 _OBJECT: Layout = (("name", "text"), ("version", "u64"), ("device", "16 bytes"), ("bytes", "u64"), ("holders", "u32"),
-                   ("processes", (("pid", "u32"), ("uid", "u32"), ("gid", "u32"))), ("ephemeral", "bool"), ("pid", "u32"), ("uid", "u32"), ("since", "u64"))
+                   ("processes", (("pid", "u32"), ("uid", "u32"), ("gid", "u32"))), ("ephemeral", "bool"), ("publication", "bool"), ("pid", "u32"), ("uid", "u32"), ("since", "u64"))
 
 SHAPES: Dict[int, Shape] = _shapes(
     ("join", 0xB101, "broker", (("client", "16 bytes"),)),
@@ -61,6 +61,7 @@ SHAPES: Dict[int, Shape] = _shapes(
     ("await", 0xB109, "broker", (("number", "u32"), ("name", "text"))),
     ("cancel", 0xB10A, "broker", (("number", "u32"),)),
     ("ask", 0xB10B, "broker", (("number", "u32"),)),
+    ("keep", 0xB10C, "broker", (("number", "u32"), ("key", "16 bytes"), ("name", "text"), ("device", "16 bytes"), ("bytes", "u64"))),
     ("object done", 0xB181, "holder", (("number", "u32"), ("version", "u64"))),
     ("object denied", 0xB182, "holder", (("number", "u32"), ("cause", "u8"), ("reason", "text"))),
     ("object", 0xB183, "holder", (("number", "u32"), ("key", "16 bytes"), *_OBJECT)),

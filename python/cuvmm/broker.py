@@ -33,7 +33,7 @@ _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
 class ObjectListing(NamedTuple):
     """An object of a broker. ``version`` is 0 while it is written, and higher for each commit; ``pid`` and ``uid`` are its writer's.
 
-    ``processes`` are the pids and uids of at most 16 processes that hold it, as the broker sees them.
+    ``processes`` are the pids and uids of at most 16 processes that hold it, as the broker sees them. A ``publication`` has no version.
     """
 
     name: str
@@ -45,11 +45,12 @@ class ObjectListing(NamedTuple):
     uid: int
     since: float
     processes: Sequence[Tuple[int, int]]
+    publication: bool = False
 
 
 def _listing(e: Mapping[str, Any]) -> ObjectListing:
     return ObjectListing(e["name"], e["version"], e["bytes"], e["holders"], e["ephemeral"], e["pid"], e["uid"], e["since"] / 1e9,
-                         tuple((p["pid"], p["uid"]) for p in e["processes"]))
+                         tuple((p["pid"], p["uid"]) for p in e["processes"]), e["publication"])
 
 
 def default_socket() -> str:

@@ -1,0 +1,195 @@
+//go:build linux
+
+package broker_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/broker"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// publisher publishes memory of a broker at a socket.
+type publisher struct {
+	t      testing.TB
+	kept   *broker.Kept
+	l      *peer.Listener
+	server *publish.Server
+	p      *publish.Publication
+}
+
+func publisherOf(t testing.TB, kept *broker.Kept, dir string, incomplete bool) (*publisher, error) {
+	l, err := peer.Listen(dir, "weights", peer.Options{})
+	require.NoError(t, err)
+	x := &publisher{t: t, kept: kept, l: l, server: publish.NewServer(publish.ServerOptions{})}
+	go func() { _ = x.server.Serve(context.Background(), l) }()
+	x.p, err = x.server.Publish("weights", kept.Buffer(), publish.PublishOptions{Page: kept.Page(), Incomplete: incomplete})
+	return x, err
+}
+
+// announce fills the memory and shows it.
+func (x *publisher) announce(seed int) {
+	x.t.Helper()
+	b := x.kept.Buffer()
+	require.NoError(x.t, fill(b, pattern(b.Len(), seed)))
+	require.NoError(x.t, x.p.Announce(peertest.Context(x.t), b.Len()))
+}
+
+func (x *publisher) end() { closed(x.t, x.l, x.server, x.kept) }
+
+func keep(t testing.TB, k *broker.Client, d *cuda.Device, n int) *broker.Kept {
+	t.Helper()
+	w, err := k.Keep(peertest.Context(t), d, "weights", broker.KeepOptions{Bytes: n})
+	require.NoError(t, err)
+	return w
+}
+
+// A publication goes on with the last complete generation, and followers keep what they have mapped.
+func TestAPublicationOutlivesItsPublisher(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		peertest.NoLeak(t)
+		h := newHouse(t, d, broker.Options{Return: time.Nanosecond})
+		k, other := h.dial(), h.dial()
+		ctx := peertest.Context(t)
+		const n = 4 * mib
+		dir := t.TempDir() + "/s"
+		first, err := publisherOf(t, keep(t, k, d, n), dir, false)
+		require.NoError(t, err)
+		require.Zero(t, first.p.Stats().Generation, "nothing was announced")
+		first.announce(1)
+		client, err := publish.Dial(ctx, dir+"/weights", publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond}})
+		require.NoError(t, err)
+		f, err := publish.Follow[byte](ctx, client, d, "weights", publish.FollowOptions{})
+		require.NoError(t, err)
+		next := func() error { return f.Next(ctx) }
+		require.NoError(t, next())
+		require.Equal(t, pattern(n, 1), read(t, f.Array().Buffer()))
+		at := f.Array().Ptr()
+
+		_, err = other.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n})
+		require.ErrorIs(t, err, broker.ErrWriting)
+		require.ErrorIs(t, first.kept.Close(), cuda.ErrInUse)
+		h.replace()
+		require.NoError(t, f.Release())
+		require.NoError(t, first.p.Rewrite(ctx, publish.RewriteOptions{}))
+		first.announce(2)
+		generation := first.p.Stats().Generation
+		first.end()
+
+		second, err := publisherOf(t, keep(t, other, d, n), dir, false)
+		require.NoError(t, err)
+		require.Greater(t, second.p.Stats().Generation, generation)
+		require.False(t, second.p.Stats().Rewriting)
+		require.Equal(t, pattern(n, 2), read(t, second.kept.Buffer()))
+		require.ErrorIs(t, next(), publish.ErrUnfinished, "what it showed was rewritten")
+		require.NoError(t, next())
+		require.Equal(t, pattern(n, 2), read(t, f.Array().Buffer()))
+		require.NoError(t, f.Release())
+		require.NoError(t, second.p.Rewrite(ctx, publish.RewriteOptions{}))
+		require.NoError(t, fill(second.kept.Buffer(), pattern(mib, 9)))
+		second.end() // in the midst of it
+
+		w := keep(t, k, d, n)
+		third, err := publisherOf(t, w, dir, false)
+		require.ErrorIs(t, err, publish.ErrIncomplete)
+		closed(t, third.l, third.server)
+		third, err = publisherOf(t, w, dir, true)
+		require.NoError(t, err)
+		require.True(t, third.p.Stats().Rewriting)
+		third.announce(3)
+		for next() != nil {
+			require.NoError(t, ctx.Err())
+		}
+		require.Equal(t, pattern(n, 3), read(t, f.Array().Buffer()))
+		require.Equal(t, at, f.Array().Ptr())
+		require.NoError(t, f.Release())
+
+		for turns := range 3 { // what shows is whole, whoever dies
+			half := publish.RewriteOptions{Turn: true}
+			for range turns {
+				require.NoError(t, third.p.Rewrite(ctx, half))
+				from, to := publish.HalfOf(third.p.Stats().Generation+1, n)
+				part, err := third.kept.Buffer().Slice(from, to)
+				require.NoError(t, err)
+				require.NoError(t, part.Zero(nil))
+				require.NoError(t, third.p.Announce(ctx, n))
+			}
+			require.NoError(t, third.p.Rewrite(ctx, half))
+			shown := third.p.Stats().Generation
+			third.end()
+			third, err = publisherOf(t, keep(t, other, d, n), dir, false)
+			require.NoError(t, err)
+			require.Equal(t, shown%2, third.p.Stats().Generation%2, "the half that was whole")
+			require.False(t, third.p.Stats().Rewriting)
+		}
+		third.end()
+		closed(t, f, client)
+
+		require.NoError(t, k.Remove(ctx, "weights", 0))
+		require.Zero(t, h.keeper.Len())
+		_, _, err = d.MemoryInfo() // the software driver closes what others held until now
+		require.NoError(t, err)
+	})
+}
+
+func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{})
+	k := h.dial()
+	ctx := peertest.Context(t)
+	const n = 4 * mib
+	w := keep(t, k, d, n)
+	x, err := publisherOf(t, w, t.TempDir()+"/s", false)
+	require.NoError(t, err)
+	_, err = x.server.Publish("again", w.Buffer(), publish.PublishOptions{Page: w.Page()})
+	require.ErrorIs(t, err, cuda.ErrInUse)
+	require.ErrorIs(t, x.p.Announce(ctx, n/2), cuda.ErrNotSupported)
+	require.ErrorIs(t, x.p.AnnounceRange(ctx, 0, n/2), cuda.ErrNotSupported)
+	require.NoError(t, x.p.AnnounceRange(ctx, n/2, n), "behind a gap")
+	x.announce(1)
+	require.ErrorIs(t, x.p.Shrink(n/2), cuda.ErrNotSupported)
+	require.NoError(t, x.p.Withdraw())
+	<-x.p.Released().Done()
+	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: &publish.Page{}})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.NoError(t, w.Buffer().Resize(nil, n-1))
+	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: w.Page()})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+
+	for _, o := range []broker.CreateOptions{{Bytes: n}, {Bytes: n, Alone: true}} {
+		_, err = k.Create(ctx, d, "weights", o)
+		require.ErrorIs(t, err, broker.ErrExists)
+	}
+	_, err = k.Attach(ctx, d, "weights", broker.AttachOptions{Wait: true})
+	require.ErrorIs(t, err, broker.ErrUnknown)
+	_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	all, err := k.List(ctx)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.True(t, all[0].Publication)
+	require.Equal(t, 1, all[0].Holders)
+	require.Equal(t, os.Getpid(), all[0].PID)
+	x.end()
+	_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n + 1})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.NoError(t, w.Page().Close(), "idempotent")
+
+	o := write(t, k, d, "object", mib, 1, broker.CreateOptions{})
+	_, err = k.Keep(ctx, d, "object", broker.KeepOptions{Bytes: n})
+	require.ErrorIs(t, err, broker.ErrExists)
+	v, err := k.Create(ctx, d, "written", broker.CreateOptions{Bytes: n})
+	require.NoError(t, err)
+	_, err = k.Keep(ctx, d, "written", broker.KeepOptions{Bytes: n})
+	require.ErrorIs(t, err, broker.ErrWriting)
+	closed(t, o, v)
+}
