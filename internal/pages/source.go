@@ -420,7 +420,7 @@ func (s *Source) teardown(op string) error {
 	for _, l := range s.known {
 		l.stream.Locals.Set(s.key, nil)
 	}
-	s.upkeep.stop()
+	s.upkeep.Stop()
 	s.upkeep.keeper.Remove()
 	s.upkeep.remove()
 	s.System().FreeStreamKey(s.key)

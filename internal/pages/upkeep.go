@@ -6,26 +6,19 @@ import (
 	"github.com/cuvmm/cuvmm/internal/budget"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
-	"github.com/cuvmm/cuvmm/internal/lock"
 )
 
 // upkeep works in the background: it makes pages before they are needed, and gives back those
-// that were not. It runs on a timer, which is set only while there is something to do.
+// that were not.
 type upkeep struct {
+	core.Upkeep
 	keeper *core.Keeper
 	remove func() // from the owners of the budget
 
-	mu      lock.Mutex[lock.Leaf]
-	timer   *time.Timer
-	due     time.Time // when it is to run next; zero: not at all
-	running bool
-	stopped bool
+	// The source's mu guards what follows.
 	pressed time.Time // when memory was last given back for others
-
-	// The source's mu guards least, the fewest free pages since the window began, which since
-	// says.
-	least int
-	since time.Time
+	since   time.Time // the window began
+	least   int       // free pages at once since then
 }
 
 const (
@@ -83,10 +76,9 @@ func (s *Source) pressedFor(need uint64) uint64 {
 	if err != nil {
 		s.System().Config.Log.Error("cuvmm: a source of pages could not give memory back", "error", err)
 	}
-	u := &s.upkeep
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.pressed = time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.upkeep.pressed = time.Now()
 	return freed
 }
 
@@ -110,71 +102,20 @@ func (s *Source) noticeLocked() {
 	u.least = min(u.least, free)
 	switch {
 	case s.stock.n+s.ready.n < s.Low:
-		u.wake(s, 0)
+		u.Wake(0, s.tend)
 	case free > s.High && s.stats.Pages > s.floor && s.Idle > 0 && u.since.IsZero():
 		u.since, u.least = time.Now(), free
-		u.wake(s, s.Idle)
+		u.Wake(s.Idle, s.tend)
 	}
 }
-
-// wake has upkeep run after a while at the latest.
-func (u *upkeep) wake(s *Source, after time.Duration) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	when := time.Now().Add(after)
-	if u.stopped || !u.due.IsZero() && !when.Before(u.due) {
-		return
-	}
-	u.due = when
-	switch {
-	case u.running: // run sets the timer when it ends
-	case u.timer == nil:
-		u.timer = time.AfterFunc(after, func() { u.run(s) })
-	default:
-		u.timer.Reset(after)
-	}
-}
-
-// stop ends upkeep.
-func (u *upkeep) stop() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.stopped = true; u.timer != nil {
-		u.timer.Stop()
-	}
-}
-
-func (u *upkeep) run(s *Source) {
-	u.mu.Lock()
-	if u.running || u.stopped {
-		u.mu.Unlock()
-		return
-	}
-	u.running, u.due = true, time.Time{}
-	u.mu.Unlock()
-	after := never
-	if s.Closer.Acquire() {
-		after = s.tend()
-		s.Closer.Release()
-	}
-	u.mu.Lock()
-	u.running = false
-	if due := u.due; !due.IsZero() { // it was woken meanwhile
-		after = min(after, max(0, time.Until(due)))
-		u.due = time.Time{}
-	}
-	u.mu.Unlock()
-	if after < never {
-		u.wake(s, after)
-	}
-}
-
-// never is when upkeep looks again if there is nothing to do.
-const never = time.Duration(1<<63 - 1)
 
 // tend does some of what there is to do, and returns when to look again. It does nothing while
 // a stream captures: making memory beside a capture can end it in libraries that do the same.
 func (s *Source) tend() (after time.Duration) {
+	if !s.Closer.Acquire() {
+		return core.Never
+	}
+	defer s.Closer.Release()
 	if st, r := s.System().CapturingStream(); st != nil || r != driver.Success {
 		return busy
 	}
@@ -183,19 +124,18 @@ func (s *Source) tend() (after time.Duration) {
 
 // fillAhead makes pages up to the high mark if the low one is not reached.
 func (s *Source) fillAhead() (after time.Duration) {
-	u := &s.upkeep
-	u.mu.Lock()
-	rest := calm - time.Since(u.pressed)
-	u.mu.Unlock()
+	s.mu.Lock()
+	rest := calm - time.Since(s.upkeep.pressed)
+	s.mu.Unlock()
 	for first := true; ; first = false {
 		switch free, _ := s.free(); {
 		case free >= s.Low && first, free >= s.High, s.Closer.Closed():
-			return never
+			return core.Never
 		case rest > 0 && s.Low > 0:
 			return rest
 		}
 		if !s.makeAhead() {
-			return never // the next Map that takes pages tries again
+			return core.Never // the next Map that takes pages tries again
 		}
 	}
 }
@@ -231,7 +171,7 @@ func (s *Source) returned() (after time.Duration) {
 	if rest := s.Idle - time.Since(since); since.IsZero() || rest > 0 {
 		s.mu.Unlock()
 		if since.IsZero() {
-			return never
+			return core.Never
 		}
 		return rest
 	}
@@ -239,7 +179,7 @@ func (s *Source) returned() (after time.Duration) {
 		u.since, u.least = time.Time{}, free
 		s.noticeLocked()
 		s.mu.Unlock()
-		return never
+		return core.Never
 	}
 	s.mu.Unlock()
 	freed, err := s.trimTo(min(excess, returnBatch))

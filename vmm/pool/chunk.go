@@ -18,7 +18,7 @@ func (p *Pool) newChunk(size uint64) (*phys.Handle, error) {
 	if short == nil && r == driver.Success {
 		raise(&p.mostHeld, p.reserved.Load())
 		if p.decay > 0 {
-			p.upkeep.wake(p, p.decay)
+			p.upkeep.Wake(p.decay, p.tend)
 		}
 		h.Recycle() // its blocks change owners, so it is not exported as it is
 		return h, nil

@@ -133,7 +133,7 @@ func (p *Pool) giveBack() error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.upkeep.stop()
+	p.upkeep.Stop()
 	p.keeper.Remove()
 	p.unbudget()
 	p.object.Untrack()

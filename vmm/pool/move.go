@@ -105,7 +105,7 @@ func (p *Pool) deferUnmapLocked(r run) {
 	if p.crowdedLocked() {
 		after = min(after, busyUpkeep)
 	}
-	p.upkeep.wake(p, after)
+	p.upkeep.Wake(after, p.tend)
 }
 
 // addDeferredLocked lists a run among those whose unmap is deferred. The caller holds mu.

@@ -147,7 +147,7 @@ func (m *member) Step(step func()) {
 	step()
 	m.gateLocked()
 	if m.status.State() == suspend.Awake {
-		m.upkeep.wake(m.pool(), busyUpkeep)
+		m.upkeep.Wake(busyUpkeep, m.pool().tend)
 	}
 }
 

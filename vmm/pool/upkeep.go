@@ -1,22 +1,16 @@
 package pool
 
 import (
-	"math"
 	"time"
 
-	"github.com/cuvmm/cuvmm/internal/lock"
+	"github.com/cuvmm/cuvmm/internal/core"
 )
 
 // upkeep works in the background: it unmaps the old places of chunks that moved, and gives
-// back memory that was not needed for long. It runs on a timer, which Close stops.
+// back memory that was not needed for long. It runs until Close.
 type upkeep struct {
-	mu      lock.Mutex[lock.Leaf] // a leaf
-	timer   *time.Timer
-	due     time.Time // when it is to run next; zero: not at all
-	running bool
-	stopped bool
-
-	// Of what follows only upkeep itself knows.
+	core.Upkeep
+	// Of what follows only tend knows.
 	since  time.Time // the window began, in which the most was requested at once
 	excess uint64    // bytes to give back, since they were not needed in the last window
 }
@@ -48,70 +42,15 @@ const (
 	decaySpare = 16
 )
 
-// wake has upkeep run after a while at the latest.
-func (u *upkeep) wake(p *Pool, after time.Duration) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.wakeLocked(p, after)
-}
-
-func (u *upkeep) wakeLocked(p *Pool, after time.Duration) {
-	when := time.Now().Add(after)
-	if u.stopped || !u.due.IsZero() && !when.Before(u.due) {
-		return
-	}
-	u.due = when
-	switch {
-	case u.running: // run sets the timer when it ends
-	case u.timer == nil:
-		u.timer = time.AfterFunc(after, func() { u.run(p) })
-	default:
-		u.timer.Reset(after)
-	}
-}
-
-// stop ends upkeep. One that runs makes no driver call any more once the pool is
-// closed.
-func (u *upkeep) stop() {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	if u.stopped = true; u.timer != nil {
-		u.timer.Stop()
-	}
-}
-
-func (u *upkeep) run(p *Pool) {
-	u.mu.Lock()
-	if u.running { // the timer was set again when it had run out
-		u.mu.Unlock()
-		return
-	}
-	u.running, u.due = true, time.Time{}
-	u.mu.Unlock()
-	after := p.tend()
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.running = false
-	if due := u.due; !due.IsZero() { // it was woken meanwhile
-		u.due = time.Time{}
-		after = min(after, max(0, time.Until(due)))
-	}
-	if after < never {
-		u.wakeLocked(p, after)
-	}
-}
-
-// never is when upkeep looks again if there is nothing to do.
-const never = time.Duration(math.MaxInt64)
-
-// tend does some of what there is to do, and returns when to look again.
+// tend does some of what there is to do, and returns when to look again. It makes no driver call any
+// more once the pool is closed.
 func (p *Pool) tend() (after time.Duration) {
 	if !p.pressing.TryRLock() {
 		return busyUpkeep // Close or Check runs
 	}
 	defer p.pressing.RUnlock()
 	if p.status.Sleep() != nil {
-		return never // whoever wakes the pool wakes its upkeep
+		return core.Never // whoever wakes the pool wakes its upkeep
 	}
 	if p.untilQuiet() == 0 {
 		p.askDeferred()
@@ -136,7 +75,7 @@ func (p *Pool) untilQuiet() time.Duration {
 	defer p.mu.Unlock()
 	switch {
 	case len(p.deferred) == 0:
-		return never
+		return core.Never
 	case p.crowdedLocked():
 		return 0
 	}
@@ -154,7 +93,7 @@ func (p *Pool) crowdedLocked() bool {
 func (p *Pool) decayed() (after time.Duration) {
 	u := &p.upkeep
 	if p.decay <= 0 {
-		return never
+		return core.Never
 	}
 	if left := p.decay - time.Since(u.since); left > 0 && !u.since.IsZero() {
 		after = left

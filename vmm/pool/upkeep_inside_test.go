@@ -1,7 +1,6 @@
 package pool
 
 import (
-	"sync"
 	"testing"
 	"time"
 
@@ -84,45 +83,6 @@ func TestAFailedCloseCountsMemoryOnce(t *testing.T) {
 	require.Equal(t, p.chunk, p.reserved.Load(), "the second place has it yet")
 	require.NoError(t, p.Close())
 	require.Zero(t, p.reserved.Load())
-}
-
-// Upkeep runs once at a time, and an unmap that is deferred while it runs is not forgotten
-// until the next window of the decay.
-func TestUpkeepSeesWhatLeavesWhileItRuns(t *testing.T) {
-	m, sys := sim.Open(t)
-	d := sys.Devices()[0]
-	s, err := d.NewStream(cuda.StreamOptions{})
-	require.NoError(t, err)
-	defer SetUpkeep(time.Hour)()
-	p, err := New(d, Options{Chunk: 2 << 20, Decay: time.Hour})
-	require.NoError(t, err)
-	b, err := p.Alloc(Request{Bytes: 32 << 20, Stream: s})
-	require.NoError(t, err)
-	require.NoError(t, p.Free(b))
-	u := &p.upkeep
-	u.since, u.excess = time.Now(), 8<<20
-	var once sync.Once
-	m.OnCall(func(string) {
-		once.Do(func() {
-			u.wake(p, time.Minute)
-			ran := make(chan struct{})
-			go func() { defer close(ran); u.run(p) }() // as a timer would that had run out before
-			select {
-			case <-ran:
-			case <-time.After(time.Minute):
-				t.Error("upkeep runs twice at a time")
-			}
-		})
-	})
-	u.run(p)
-	m.OnCall(nil)
-	u.mu.Lock()
-	due := u.due
-	u.mu.Unlock()
-	require.False(t, due.IsZero(), "the deferred unmap is forgotten")
-	require.Less(t, time.Until(due), 2*time.Minute)
-	require.NoError(t, p.Close())
-	require.NoError(t, s.Close())
 }
 
 // Check finds a place that nothing will unmap, and a wrong count of waiting blocks.
