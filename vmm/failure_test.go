@@ -84,7 +84,12 @@ func (w *world) own(c closer) { w.owned = append(w.owned, c) }
 
 // buffer makes a buffer of n chunks that is full but for the last hundred bytes.
 func (w *world) buffer(chunks int, access ...vmm.Access) *vmm.Buffer {
-	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: 16 * kib64, Chunks: vmm.FixedChunks(kib64), Access: access})
+	return w.bufferIn(16, chunks, access...)
+}
+
+// bufferIn is buffer with room for so many chunks.
+func (w *world) bufferIn(room, chunks int, access ...vmm.Access) *vmm.Buffer {
+	b, err := vmm.NewBuffer(w.d, vmm.BufferOptions{Reserve: room * kib64, Chunks: vmm.FixedChunks(kib64), Access: access})
 	require.NoError(w.t, err)
 	w.own(b)
 	w.buffers = append(w.buffers, b)

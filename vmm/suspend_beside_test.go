@@ -13,8 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// two is a buffer that fills a group of chunks, which driver calls take together, and a small one
-// behind it. Host memory is pinned for both.
+// half is so many chunks as one copy takes. Only when it has passed is a third one submitted.
+const half = 64
+
+// two is a buffer of two copies, and a small one behind it. Host memory is pinned for both.
 type two struct {
 	*world
 	large, small *vmm.Buffer
@@ -23,7 +25,7 @@ type two struct {
 
 func newTwo(t *testing.T) *two {
 	w := newWorld(t, false)
-	v := &two{world: w, large: w.buffer(16), small: w.buffer(2)}
+	v := &two{world: w, large: w.bufferIn(2*half, 2*half), small: w.buffer(2)}
 	require.NoError(t, w.suspend(v.large, v.small).Resume(w.ctx()))
 	v.contents = [2][]byte{w.bytes(v.large), w.bytes(v.small)}
 	return v
@@ -62,15 +64,15 @@ func (v *two) await(call string, n int) (do func()) {
 func TestACopyThatFailsAfterMemoryWent(t *testing.T) {
 	v := newTwo(t)
 	defer v.end()
-	v.until("cuMemcpyDtoHAsync", 2, v.await("cuMemRelease", 16))
-	v.m.Inject(sim.Fault{Call: "cuMemcpyDtoHAsync", After: 1, Result: code})
+	v.until("cuMemcpyDtoHAsync", 3, v.await("cuMemRelease", half))
+	v.m.Inject(sim.Fault{Call: "cuMemcpyDtoHAsync", After: 2, Result: code})
 	s := v.suspend(v.large, v.small)
 	r := s.Report()
-	require.Equal(t, []int{16 * kib64, 2 * kib64}, []int{r.Given, r.Held})
+	require.Equal(t, []int{half * kib64, (half + 2) * kib64}, []int{r.Given, r.Held})
 	require.Len(t, r.Memory[1].Rest, 1)
 	require.Contains(t, r.Memory[1].Rest[0].Why, "could not be copied")
 	require.Contains(t, r.Memory[1].Rest[0].Why, "cuMemcpyDtoHAsync")
-	require.Equal(t, 16*kib64, r.Host)
+	require.Equal(t, half*kib64, r.Host)
 	require.NoError(t, s.Released().Wait(v.ctx()))
 	require.ErrorIs(t, gputest.Err(v.small.Append(nil, []byte{1})), cuda.ErrSuspended)
 	require.NoError(t, s.Resume(v.ctx(), v.small))
@@ -87,8 +89,8 @@ func TestTheContextEndsWhileMemoryGoes(t *testing.T) {
 	for _, went := range []bool{false, true} {
 		ctx, cancel := context.WithCancel(v.ctx())
 		if went {
-			released := v.await("cuMemRelease", 16)
-			v.until("cuMemcpyDtoHAsync", 2, func() { released(); cancel() })
+			released := v.await("cuMemRelease", half)
+			v.until("cuMemcpyDtoHAsync", 3, func() { released(); cancel() })
 		} else {
 			v.until("cuMemcpyDtoHAsync", 1, cancel)
 		}
@@ -112,7 +114,7 @@ func TestAMappingThatFailsAfterBytesCameBack(t *testing.T) {
 	v := newTwo(t)
 	defer v.end()
 	for _, call := range []string{"cuMemMap", "cuMemSetAccess"} {
-		n := map[string]int{"cuMemMap": 17, "cuMemSetAccess": 2}[call]
+		n := map[string]int{"cuMemMap": half + 1, "cuMemSetAccess": 5}[call]
 		s := v.suspend(v.large, v.small)
 		free := v.free(0)
 		v.until(call, n, v.await("cuMemcpyHtoDAsync", 1))
@@ -131,7 +133,7 @@ func TestResumeMakesAllMemoryFirst(t *testing.T) {
 	defer v.end()
 	s := v.suspend(v.large, v.small)
 	maps, copies := v.m.Count("cuMemMap"), v.m.Count("cuMemcpyHtoDAsync")
-	v.m.Inject(sim.Fault{Call: "cuMemCreate", After: 17, Times: -1, Result: cuda.Code(driver.OutOfMemory)})
+	v.m.Inject(sim.Fault{Call: "cuMemCreate", After: 2*half + 1, Times: -1, Result: cuda.Code(driver.OutOfMemory)})
 	require.ErrorIs(t, s.Resume(v.ctx()), cuda.ErrOutOfMemory)
 	require.Equal(t, [2]int{maps, copies}, [2]int{v.m.Count("cuMemMap"), v.m.Count("cuMemcpyHtoDAsync")})
 	v.m.ClearFaults()

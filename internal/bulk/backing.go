@@ -90,88 +90,125 @@ func (b *Backing) Pinned() (bytes uint64) {
 // and the backing's contents there are undefined. Copies may be in flight then, which fences and
 // later operations come behind (core.Stream.Unsettle).
 func (b *Backing) Out(ctx context.Context, from []Segment, offset uint64, o Options) error {
-	return b.copy(ctx, toHost, from, offset, o)
+	return Out(ctx, []Run{{b, from, offset}}, o)
 }
 
 // In is the reverse of Out. After an error the contents of the device memory are undefined, and
 // the backing still has its bytes.
 func (b *Backing) In(ctx context.Context, to []Segment, offset uint64, o Options) error {
-	return b.copy(ctx, toDevice, to, offset, o)
+	return In(ctx, []Run{{b, to, offset}}, o)
 }
 
-func (b *Backing) copy(ctx context.Context, dir direction, segments []Segment, offset uint64, o Options) (err error) {
-	p := newPlan(segments)
-	if offset > b.bytes || p.bytes > b.bytes-offset {
-		return errs.New(errs.Failure{Op: o.Op, Kind: errs.OutOfRange,
-			Asked: fmt.Sprintf("%s from offset %d of %s of host memory", errs.Bytes(p.bytes), offset, errs.Bytes(b.bytes)), Hint: "reserve as much as is copied"})
+// Run is device memory whose bytes a backing has, one behind the other, from an offset on.
+type Run struct {
+	Backing  *Backing
+	Segments []Segment
+	Offset   uint64
+}
+
+// Out is Backing.Out of runs of one engine, one behind the other: the link does not idle between
+// them. Options.Await and Passed count the bytes of all.
+func Out(ctx context.Context, from []Run, o Options) error { return copyRuns(ctx, toHost, from, o) }
+
+// In is the reverse of Out, as Backing.In is.
+func In(ctx context.Context, to []Run, o Options) error { return copyRuns(ctx, toDevice, to, o) }
+
+func copyRuns(ctx context.Context, dir direction, runs []Run, o Options) (err error) {
+	var moves []*move
+	bytes, pinned := uint64(0), true
+	for _, r := range runs {
+		m, err := newMove(r, bytes, o)
+		if err != nil {
+			return err
+		}
+		if n := m.plan.bytes; n > 0 {
+			moves, bytes, pinned = append(moves, m), bytes+n, pinned && m.b.pinned(m.slabs())
+		}
 	}
-	if p.bytes == 0 {
+	if bytes == 0 {
 		return nil
 	}
-	l, err := b.engine.lease(o.Op)
+	e := moves[0].b.engine
+	l, err := e.lease(o.Op)
 	if err != nil {
 		return err
 	}
-	o.Meter.begin(p.bytes)
-	m := &move{b, p, offset, make([]flight, 1), o.Await}
-	first, last := int(offset/slabBytes), int((offset+p.bytes-1)/slabBytes)
-	pinned := b.pinned(first, last)
+	o.Meter.begin(bytes)
+	flights := make([]flight, 1)
 	if !pinned {
-		m.flights = make([]flight, o.threads())
+		flights = make([]flight, o.threads())
 	}
-	for i := range m.flights {
-		m.flights[i] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: i % 2}
+	for i := range flights {
+		flights[i] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: i % 2}
 	}
 	if pinned {
-		m.flights[0].passed = o.Passed
+		flights[0].passed = o.Passed
 		if dir == toHost {
-			m.flights[0].most = mostOut
+			flights[0].most = mostOut
 		}
 	}
 	err = l.order(o.Op, o.After)
-	switch {
-	case err != nil:
-	case pinned:
-		err = m.submit(ctx, 0, 0, p.bytes, pieceBytes, mostInFlight)
-	default: // with larger pieces, since each call may wait for a slab to be pinned
-		err = b.pin(ctx, o, first, last, func(worker, i int) error {
-			at := uint64(i) * slabBytes
-			return m.submit(ctx, worker, max(at, offset)-offset, min(at+slabBytes-offset, p.bytes), slabBytes, 1)
-		})
+	for _, m := range moves {
+		switch {
+		case err != nil:
+		case pinned:
+			err = m.submit(ctx, &flights[0], 0, m.plan.bytes, pieceBytes, mostInFlight)
+		default: // with larger pieces, since each call may wait for a slab to be pinned
+			first, last := m.slabs()
+			err = m.b.pin(ctx, o, first, last, func(worker, i int) error {
+				at := uint64(i) * slabBytes
+				return m.submit(ctx, &flights[worker], max(at, m.offset)-m.offset, min(at+slabBytes-m.offset, m.plan.bytes), slabBytes, 1)
+			})
+		}
 	}
 	passed, end := true, time.Now().Add(grace)
-	for i := range m.flights {
+	for i := range flights {
 		if err == nil {
-			err = m.flights[i].wait(ctx, 0)
+			err = flights[i].wait(ctx, 0)
 		}
-		passed = m.flights[i].land(end) && passed
+		passed = flights[i].land(end) && passed
 	}
 	if !passed {
-		b.lanes = append(b.lanes, l)
+		for _, m := range moves {
+			m.b.lanes = append(m.b.lanes, l)
+		}
 	}
-	b.engine.release(l, passed, func() {})
+	e.release(l, passed, func() {})
 	return err
 }
 
-// move is one operation of a backing.
+// move is a run of an operation.
 type move struct {
-	b       *Backing
-	plan    *plan
-	offset  uint64 // in the backing
-	flights []flight
-	await   func(bytes uint64) error
+	b      *Backing
+	plan   *plan
+	offset uint64 // in the backing
+	start  uint64 // in the operation
+	await  func(bytes uint64) error
+}
+
+func newMove(r Run, start uint64, o Options) (*move, error) {
+	m := &move{r.Backing, newPlan(r.Segments), r.Offset, start, o.Await}
+	if m.offset > m.b.bytes || m.plan.bytes > m.b.bytes-m.offset {
+		return nil, errs.New(errs.Failure{Op: o.Op, Kind: errs.OutOfRange,
+			Asked: fmt.Sprintf("%s from offset %d of %s of host memory", errs.Bytes(m.plan.bytes), m.offset, errs.Bytes(m.b.bytes)), Hint: "reserve as much as is copied"})
+	}
+	return m, nil
+}
+
+// slabs returns the first and the last slab of a move, which has bytes.
+func (m *move) slabs() (first, last int) {
+	return int(m.offset / slabBytes), int((m.offset + m.plan.bytes - 1) / slabBytes)
 }
 
 // submit copies bytes first to end of the plan, piece by piece, with so many groups of a flight
 // in flight. Their slabs are pinned.
-func (m *move) submit(ctx context.Context, with int, first, end, piece uint64, inFlight int) error {
-	f := &m.flights[with]
+func (m *move) submit(ctx context.Context, f *flight, first, end, piece uint64, inFlight int) error {
 	for first < end {
 		at := m.offset + first
 		i, in := at/slabBytes, at%slabBytes
 		n := min(piece, slabBytes-in, end-first)
 		if m.await != nil {
-			if err := m.await(first + n); err != nil {
+			if err := m.await(m.start + first + n); err != nil {
 				return err
 			}
 		}

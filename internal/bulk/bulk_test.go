@@ -195,6 +195,63 @@ func TestBytesThatPassAndAreAwaited(t *testing.T) {
 	})
 }
 
+// Runs of several backings are one operation: the copies of the next are submitted while those of the last are in flight,
+// whether their memory is pinned or not.
+func TestRunsOfSeveralBackings(t *testing.T) {
+	m, sys := sim.Open(t)
+	g := on(t, sys.Devices()[0])
+	sizes := []int{slab + mib + 3, 5, 2 * mib}
+	var runs []bulk.Run
+	var all []byte
+	for i, size := range sizes {
+		p := g.memory(t, size)
+		b := random(size, uint64(i))
+		g.write(t, p, b)
+		all = append(all, b...)
+		backing, err := g.Reserve(t.Context(), uint64(size)+7, i == 1, o)
+		require.NoError(t, err)
+		defer backing.Release()
+		runs = append(runs, bulk.Run{Backing: backing, Segments: []bulk.Segment{{Ptr: p, Bytes: uint64(size)}}, Offset: 7})
+	}
+	check := func(what string) {
+		var got []byte
+		for i, r := range runs {
+			got = append(got, g.read(t, r.Segments[0].Ptr, sizes[i])...)
+		}
+		same(t, all, got, what)
+	}
+	for _, pinned := range []bool{false, true} {
+		out := o
+		passed := uint64(0)
+		out.Passed = func(n uint64) { passed = n }
+		require.NoError(t, bulk.Out(t.Context(), runs, out))
+		if pinned {
+			require.EqualValues(t, len(all), passed)
+		}
+		for i, r := range runs {
+			g.write(t, r.Segments[0].Ptr, make([]byte, sizes[i]))
+		}
+		in := o
+		in.After = []*core.Stream{core.StreamOf(g.stream)}
+		awaited := uint64(0)
+		in.Await = func(n uint64) error { awaited = n; return nil }
+		release := m.Hold(g.stream.Handle())
+		require.NoError(t, g.stream.Memset(cuda.Ptr(runs[0].Segments[0].Ptr), 1, 1)) // which is not done
+		copies := m.Count("cuMemcpyHtoDAsync")
+		ended := make(chan error)
+		go func() { ended <- bulk.In(t.Context(), runs, in) }()
+		require.Eventually(t, func() bool { return m.Count("cuMemcpyHtoDAsync") == copies+7 }, 10*time.Second, time.Millisecond, "all of them")
+		release()
+		require.NoError(t, <-ended)
+		require.EqualValues(t, len(all), awaited)
+		check(fmt.Sprint("pinned ", pinned))
+	}
+	require.NoError(t, bulk.Out(t.Context(), nil, o))
+	runs[2].Offset = 8
+	require.ErrorIs(t, bulk.In(t.Context(), runs, o), cuda.ErrOutOfRange)
+	check("nothing was copied")
+}
+
 // What goes to the host has two pieces in flight, since small copies of other streams wait for them.
 func TestFewBytesAreInFlightToTheHost(t *testing.T) {
 	m, sys := sim.Open(t)

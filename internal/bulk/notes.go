@@ -45,7 +45,8 @@ package bulk
 // Options.Await and Passed let a caller map memory ahead of the copies and unmap it behind them,
 // on another goroutine. What has passed is told in order, and as late as copies are in flight.
 //
-// Backing.Out submits from one goroutine; with slabs that are not pinned yet, from those that
+// Runs of several backings are one operation, as what several members of a suspension keep: the link would
+// idle while the last copies of each are waited for. Out submits from one goroutine; with slabs that are not pinned yet, from those that
 // pin them, each behind its slab (pinning.go). Fill and Drain have
 // workers with two pieces each, one being copied while the other is read or written (ring.go).
 // They pin their own pieces when they begin, with first pieces of different lengths, so that some

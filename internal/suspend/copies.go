@@ -53,11 +53,8 @@ func (s *Suspension) copyOut(ctx context.Context, op string, chunks []*chunk, ra
 		bytes += l.bytes
 		copies.Go(func() (err error) {
 			defer func() { l.reached.shut(err) }()
-			for _, r := range l.runs {
-				o := bulk.Options{Op: op, Passed: func(n uint64) { l.reached.open(r.start + n) }}
-				if err := r.k.backing.Out(copying, r.segments, r.from, o); err != nil {
-					return err
-				}
+			if err := bulk.Out(copying, l.runs, bulk.Options{Op: op, Passed: l.reached.open}); err != nil {
+				return err
 			}
 			l.reached.open(l.bytes)
 			return nil
@@ -130,17 +127,14 @@ func (s *Suspension) bring(ctx context.Context, op string, chunks []*chunk) (map
 			l.reached.shut(err)
 			return err
 		})
+		if len(l.runs) == 0 {
+			continue
+		}
 		moves.Go(func() error {
-			for _, r := range l.runs {
-				await := func(n uint64) error { return l.reached.wait(r.start + n) }
-				if err := await(1); err != nil {
-					return err // nothing to copy to: no stream is made
-				}
-				if err := r.k.backing.In(moving, r.segments, r.from, bulk.Options{Op: op, Await: await}); err != nil {
-					return err
-				}
+			if err := l.reached.wait(1); err != nil {
+				return err // nothing to copy to: no stream is made
 			}
-			return nil
+			return bulk.In(moving, l.runs, bulk.Options{Op: op, Await: l.reached.wait})
 		})
 	}
 	if err = moves.Wait(); err == nil && bytes > 0 {

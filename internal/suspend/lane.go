@@ -14,7 +14,8 @@ import (
 // is beside the copies costs nothing, and before or after them some hundredths of the whole.
 type lane struct {
 	groups []group
-	runs   []run
+	runs   []bulk.Run
+	end    uint64 // of the last run, in its backing
 	bytes  uint64 // that are copied
 	// reached is how many of the bytes have been copied, or may be.
 	reached *gate
@@ -24,15 +25,6 @@ type lane struct {
 type group struct {
 	chunks []*chunk
 	end    uint64
-}
-
-// run is chunks of a lane whose bytes follow each other in what is kept, and that one operation
-// copies.
-type run struct {
-	k        *kept
-	segments []bulk.Segment
-	from, to uint64 // in what is kept
-	start    uint64 // in the lane
 }
 
 // A group ends with the chunk that makes it so large. A run of chunks is unmapped faster than they
@@ -64,15 +56,15 @@ func lanes(chunks []*chunk) (all []*lane) {
 func (l *lane) add(c *chunk) {
 	if c.kept != nil {
 		n := len(l.runs)
-		if n == 0 || l.runs[n-1].k != c.kept || l.runs[n-1].to != c.off {
-			l.runs = append(l.runs, run{k: c.kept, from: c.off, to: c.off, start: l.bytes})
+		if n == 0 || l.runs[n-1].Backing != c.kept.backing || l.end != c.off {
+			l.runs = append(l.runs, bulk.Run{Backing: c.kept.backing, Offset: c.off})
 			n++
 		}
 		r := &l.runs[n-1]
 		for _, p := range c.parts {
-			r.segments = append(r.segments, bulk.Segment{Ptr: c.at.Ptr() + driver.Ptr(p.off), Bytes: p.size})
+			r.Segments = append(r.Segments, bulk.Segment{Ptr: c.at.Ptr() + driver.Ptr(p.off), Bytes: p.size})
 		}
-		r.to += c.bytes()
+		l.end = c.off + c.bytes()
 		l.bytes += c.bytes()
 	}
 	n := len(l.groups)

@@ -2,17 +2,19 @@
 
 ``model`` trains a model that has GIB with its optimizer, and suspends both between steps. The losses must be those without, each
 suspension and each return are to reach 0.97 of the rate of raw copies by pieces of 4 MiB on two streams (ratio), and CYCLES more cycles
-must leave the GPU's and the host's memory as they were. ``mistaken`` uses a tensor that sleeps.
+must leave the GPU's and the host's memory as they were. "ms" says where the time goes: a cycle without bytes is all but the copies, and
+one with a pause in it lets the driver clean what it got back. ``mistaken`` uses a tensor that sleeps.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import statistics
 import sys
 import time
-from typing import Any, Callable, ContextManager, Dict, List
+from typing import Any, Callable, ContextManager, Dict, Iterator, List
 
 from .torch_programs import begin, _used
 
@@ -48,9 +50,8 @@ class Trained:
         return float(loss.item()).hex()
 
 
-def _raw(torch: Any, size: int) -> Dict[str, float]:
+def _raw(torch: Any, host: Any) -> Dict[str, float]:
     """The rates of copies by pieces of 4 MiB on two streams, to and from pinned memory, in bytes a second."""
-    host = torch.empty(min(size, 4 * GIB), dtype=torch.uint8, pin_memory=True)
     there = torch.empty(host.numel(), dtype=torch.uint8, device="cuda")
     streams = [torch.cuda.Stream(), torch.cuda.Stream()]
 
@@ -66,9 +67,42 @@ def _raw(torch: Any, size: int) -> Dict[str, float]:
     return {"out": statistics.median(once(host, there) for _ in range(5)), "in": statistics.median(once(there, host) for _ in range(5))}
 
 
+@contextlib.contextmanager
+def _registered(torch: Any, size: int) -> Iterator[Any]:
+    """Host memory in huge pages that the driver pins where it is, as that which the library retains."""
+    memory = mmap.mmap(-1, size)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    host = torch.frombuffer(memory, dtype=torch.uint8)
+    host.zero_()
+    cuda = torch.cuda.cudart()
+    assert int(cuda.cudaHostRegister(host.data_ptr(), size, 0)) == 0
+    yield host
+    assert int(cuda.cudaHostUnregister(host.data_ptr())) == 0
+
+
+def _kilobytes(file: str, name: str) -> int:
+    with open(file) as f:
+        return next(int(line.split()[1]) << 10 for line in f if line.startswith(name))
+
+
 def _resident() -> int:
-    with open("/proc/self/status") as f:
-        return next(int(line.split()[1]) << 10 for line in f if line.startswith("VmRSS"))
+    return _kilobytes("/proc/self/status", "VmRSS")
+
+
+def _slept(pause: float, keep: bool) -> Dict[str, float]:
+    """The milliseconds of a cycle, out and in, with a pause between them."""
+    import cuvmm.torch
+    times: Dict[str, List[float]] = {"out": [], "in": []}
+    for _ in range(5):
+        began = time.perf_counter()
+        cuvmm.torch.suspend(keep=keep)
+        times["out"].append(time.perf_counter() - began)
+        time.sleep(pause)
+        began = time.perf_counter()
+        cuvmm.torch.resume()
+        times["in"].append(time.perf_counter() - began)
+        time.sleep(pause)
+    return {way: round(statistics.median(t) * 1e3, 1) for way, t in times.items()}
 
 
 def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
@@ -78,7 +112,10 @@ def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
     del trained
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    raw = _raw(torch, size)
+    raw = _raw(torch, torch.empty(min(size, 4 * GIB), dtype=torch.uint8, pin_memory=True))
+    with _registered(torch, size) as host:
+        registered = _raw(torch, host)
+        del host
     torch.cuda.empty_cache()
 
     trained = Trained(torch, allocator, size)
@@ -113,8 +150,13 @@ def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
     ratios = {way: round(rates[way] / raw[way], 3) for way in rates}
     flat = {"GPU": used[-1] - used[9], "host": resident[-1] - resident[9]} if cycles else {}
     same = losses == want
+    where = {way: {"all": round(statistics.median(t) * 1e3, 1), "raw": round(trained.bytes / raw[way] * 1e3, 1), "raw, registered": round(trained.bytes / registered[way] * 1e3, 1)}
+             for way, t in times.items()}
+    for name, pause, keep in (("with a pause", 0.3, True), ("without bytes", 0.0, False), ("without bytes, with a pause", 0.3, False)):
+        for way, took in _slept(pause, keep).items():
+            where[way][name] = took
     return {"ok": same and all(n <= 64 << 20 for n in flat.values()), "same losses": same, "GiB": trained.bytes / GIB, "given": given,
-            "GiB/s": {w: round(r / GIB, 2) for w, r in rates.items()}, "raw GiB/s": {w: round(r / GIB, 2) for w, r in raw.items()}, "ratio": ratios, "grown": flat}
+            "GiB/s": {w: round(r / GIB, 2) for w, r in rates.items()}, "raw GiB/s": {w: round(r / GIB, 2) for w, r in raw.items()}, "ratio": ratios, "grown": flat, "ms": where, "huge": _kilobytes("/proc/self/smaps_rollup", "AnonHugePages")}
 
 
 def mistaken(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
