@@ -29,6 +29,7 @@ int32_t goSuspend(char **tags, size_t n, int32_t drop, int32_t guard, cuvmm_susp
 int32_t goResume(char **tags, size_t n, int64_t milliseconds, cuvmm_error *e);
 int32_t goDiscard(char **tags, size_t n, cuvmm_error *e);
 int32_t goTags(char *to, size_t *n, cuvmm_error *e);
+int32_t goCRC32C(void *data, size_t n, uint32_t *sum, cuvmm_error *e);
 int32_t goRangeOpen(uint64_t pool, size_t bytes, size_t page, int32_t null, char *tag, uintptr_t *out, cuvmm_error *e);
 int32_t goRangeCommit(uint64_t pool, uintptr_t ptr, size_t bytes, uintptr_t stream, cuvmm_error *e);
 int32_t goRangeRelease(uint64_t pool, uintptr_t ptr, size_t bytes, cuvmm_error *e);

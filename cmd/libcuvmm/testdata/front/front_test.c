@@ -207,6 +207,7 @@ UNUSED(goRangeCommit, uint64_t a, uintptr_t b, size_t c, uintptr_t d, cuvmm_erro
 UNUSED(goRangeRelease, uint64_t a, uintptr_t b, size_t c, cuvmm_error *e)
 UNUSED(goRangeClose, uint64_t a, uintptr_t b, cuvmm_error *e)
 UNUSED(goTags, char *a, size_t *b, cuvmm_error *e)
+UNUSED(goCRC32C, void *a, size_t b, uint32_t *c, cuvmm_error *e)
 
 // What the threads know of the blocks that they have. owner is of the block's first bytes:
 // two threads that had one block would both write it.
