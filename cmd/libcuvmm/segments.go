@@ -27,7 +27,13 @@ func (e *entry) newSegment(bytes int, tag cuda.Tag) (ptr uintptr, err error) {
 }
 
 func (e *entry) makeSegment(bytes int, tag cuda.Tag) (ptr uintptr, err error) {
-	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Memory: vmm.Properties{Handles: vmm.PosixFD}, Tag: tag})
+	memory := vmm.Properties{Handles: vmm.PosixFD}
+	granule, err := vmm.GranularityOf(e.dev, memory)
+	if err != nil {
+		return 0, err
+	}
+	one := vmm.FixedChunks((bytes-1)/granule*granule + granule)
+	b, err := vmm.NewBuffer(e.dev, vmm.BufferOptions{Reserve: bytes, Chunks: one, Memory: memory, Tag: tag})
 	if err != nil {
 		return 0, err
 	}

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"math"
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -22,4 +23,19 @@ func TestSegmentThatFailsIsGivenBack(t *testing.T) {
 		require.NoError(t, sys.Drain(t.Context()))
 		require.Zero(t, sys.Stats().Allocations+sys.Stats().Mappings+sys.Stats().Reservations)
 	}
+}
+
+// A segment is one handle, whatever its size: other processes import it as one, and it comes back as one.
+func TestASegmentIsOneHandle(t *testing.T) {
+	m, sys := sim.Open(t)
+	w := newWorld(t, sys.Devices()[0], 1)
+	for _, bytes := range []int{1, 2 << 20, 2<<20 + 1, 300 << 20} {
+		created := m.Count("cuMemCreate")
+		s, err := w.e.newSegment(bytes, "weights")
+		require.NoError(t, err)
+		require.Equal(t, created+1, m.Count("cuMemCreate"), bytes)
+		w.drop(filled{ptr: s})
+	}
+	_, err := w.e.newSegment(math.MaxInt, "weights")
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 }

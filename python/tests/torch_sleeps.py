@@ -120,7 +120,7 @@ def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
 
     trained = Trained(torch, allocator, size)
     times: Dict[str, List[float]] = {"out": [], "in": []}
-    given, used, resident = 0, [], []
+    moved, used, resident = 0, [], []
 
     def timed(way: str, do: Callable[[], Any]) -> Any:
         torch.cuda.synchronize()
@@ -130,10 +130,9 @@ def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
         return result
 
     def cycle() -> None:
-        nonlocal given
+        nonlocal moved
         torch.cuda.empty_cache()
-        done = timed("out", cuvmm.torch.suspend)
-        given = done.given
+        moved = timed("out", cuvmm.torch.suspend).host
         timed("in", cuvmm.torch.resume)
         used.append(_used(torch))
         resident.append(_resident())
@@ -146,16 +145,16 @@ def model(torch: Any, allocator: str, size: int, cycles: int) -> Dict[str, Any]:
         del times[way][0]
     for _ in range(cycles):
         cycle()
-    rates = {way: trained.bytes / statistics.median(times[way]) for way in times}
+    rates = {way: moved / statistics.median(times[way]) for way in times}
     ratios = {way: round(rates[way] / raw[way], 3) for way in rates}
     flat = {"GPU": used[-1] - used[9], "host": resident[-1] - resident[9]} if cycles else {}
     same = losses == want
-    where = {way: {"all": round(statistics.median(t) * 1e3, 1), "raw": round(trained.bytes / raw[way] * 1e3, 1), "raw, registered": round(trained.bytes / registered[way] * 1e3, 1)}
+    where = {way: {"all": round(statistics.median(t) * 1e3, 1), "raw": round(moved / raw[way] * 1e3, 1), "raw, registered": round(moved / registered[way] * 1e3, 1)}
              for way, t in times.items()}
     for name, pause, keep in (("with a pause", 0.3, True), ("without bytes", 0.0, False), ("without bytes, with a pause", 0.3, False)):
         for way, took in _slept(pause, keep).items():
             where[way][name] = took
-    return {"ok": same and all(n <= 64 << 20 for n in flat.values()), "same losses": same, "GiB": trained.bytes / GIB, "given": given,
+    return {"ok": same and all(n <= 64 << 20 for n in flat.values()), "same losses": same, "GiB": trained.bytes / GIB, "moved": moved,
             "GiB/s": {w: round(r / GIB, 2) for w, r in rates.items()}, "raw GiB/s": {w: round(r / GIB, 2) for w, r in raw.items()}, "ratio": ratios, "grown": flat, "ms": where, "huge": _kilobytes("/proc/self/smaps_rollup", "AnonHugePages")}
 
 
