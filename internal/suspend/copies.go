@@ -115,14 +115,24 @@ func (w *oneWay) enter(ctx context.Context) bool {
 
 // bring maps chunks where they were, and copies in what is kept of them, each device that of its
 // lane, behind the mapping. It returns what it has mapped, after an error as well.
+//
+// One lane copies beside the mapping of the rest. Several are mapped first, each at once: a grant
+// waits for a gap in the copies to its device, and holds up all other devices' grants meanwhile, so
+// lanes that copy and map side by side take turns (docs/measurements/bulk.md).
 func (s *Suspension) bring(ctx context.Context, op string, chunks []*chunk) (mapped []stretch, err error) {
 	began, bytes := time.Now(), uint64(0)
 	moves, moving := errgroup.WithContext(ctx)
 	all := lanes(chunks)
 	back := make([][]stretch, len(all))
+	var mapping sync.WaitGroup
+	mapping.Add(len(all))
 	for i, l := range all {
 		bytes += l.bytes
+		if len(all) > 1 {
+			l.groups = []group{l.whole()}
+		}
 		moves.Go(func() (err error) {
+			defer mapping.Done()
 			back[i], err = s.mapLane(moving, op, l)
 			l.reached.shut(err)
 			return err
@@ -131,6 +141,9 @@ func (s *Suspension) bring(ctx context.Context, op string, chunks []*chunk) (map
 			continue
 		}
 		moves.Go(func() error {
+			if len(all) > 1 {
+				mapping.Wait()
+			}
 			if err := l.reached.wait(1); err != nil {
 				return err // nothing to copy to: no stream is made
 			}

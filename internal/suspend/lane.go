@@ -76,6 +76,15 @@ func (l *lane) add(c *chunk) {
 	g.chunks, g.end = append(g.chunks, c), l.bytes
 }
 
+// whole returns all chunks as one group.
+func (l *lane) whole() (g group) {
+	for _, part := range l.groups {
+		g.chunks = append(g.chunks, part.chunks...)
+	}
+	g.end = l.bytes
+	return g
+}
+
 func (g *group) full() bool {
 	var bytes uint64
 	for _, c := range g.chunks {
