@@ -35,4 +35,13 @@ if command -v mypy >/dev/null; then
 fi
 python3 -X dev -W error::ResourceWarning -m unittest "$@"
 # In a process of its own: two libraries with Go's runtime do not go together.
-CUVMM_LIBCUVMM=$work/libcuvmm.so python3 -X dev -m unittest tests.test_libcuvmm tests.test_torch_memory tests.test_torch_interrupts tests.test_torch_sleep tests.test_torch_extensible tests.test_allocators.CuPy tests.test_cookbook.Sleeps
+in_libcuvmm=(
+	tests.test_allocators.CuPy
+	tests.test_cookbook.Sleeps
+	tests.test_libcuvmm
+	tests.test_torch_extensible
+	tests.test_torch_interrupts
+	tests.test_torch_memory
+	tests.test_torch_sleep
+)
+CUVMM_LIBCUVMM=$work/libcuvmm.so python3 -X dev -m unittest "${in_libcuvmm[@]}"

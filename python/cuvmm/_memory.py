@@ -47,6 +47,8 @@ class Handle:
 class _Export(File):
     """A descriptor that the driver writes to a cell."""
 
+    cell = c_int(-1)  # of one that was interrupted before it had a cell of its own
+
     def __init__(self) -> None:
         super().__init__()
         self.cell = c_int(-1)

@@ -56,8 +56,10 @@ class Owned:
 class Undo:
     """What an owner has, in the order of its making. The owner's lock guards it."""
 
+    _all: List[Any] = []  # of one that was interrupted before it had a list of its own
+
     def __init__(self) -> None:
-        self._all: List[Any] = []
+        self._all = []
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._all)
@@ -146,9 +148,11 @@ class Gate:
 class File:
     """A file descriptor, which is closed once."""
 
+    _opened: List[int] = []  # of one that was interrupted before it had a list of its own
+
     def __init__(self) -> None:
-        self._opened: List[int] = []
         self._closed: List[Optional[int]] = []
+        self._opened = []
 
     def open(self, call: Callable[..., int], *args: Any) -> int:
         """Makes the call that returns the descriptor, and notes it in the same step."""

@@ -696,10 +696,13 @@ class Follower(OfProcess):
             loop()
         except BaseException as e:  # noqa: BLE001: neither next nor the publisher must wait for a thread that has ended
             link, why = self._link, Error(f"the follower failed: {e!r}", "report this")
-            link.mailbox.end(why)
-            self._client.leave(link.line, link.token, link.mailbox)
-            self._die(link, why)
-            self._finish_with(why)
+            try:
+                link.mailbox.end(why)
+                self._client.leave(link.line, link.token, link.mailbox)
+                self._die(link, why)
+            finally:  # also if it is that which fails
+                link.dead = True  # for which the other thread waits
+                self._finish_with(why)
 
     def _finish_with(self, why: Optional[Error]) -> None:
         with self._lock:
@@ -850,45 +853,54 @@ class Follower(OfProcess):
             try:
                 self._check_same(a)
                 link.open(a.page.number)
-            except Error as e:
+                old = self._go_on(a, link)
+            except BaseException as e:  # noqa: BLE001: the publisher must not count on a follower that has ended
+                if self._link is link:
+                    raise
                 self._client.leave(a.line, a.token, a.mailbox)
                 try:
                     link.close()
                 except Error:
                     leave(link)
+                if not isinstance(e, Error):
+                    raise
                 if not isinstance(e, (FilesError, OutOfMemory)):
                     return e
                 pause = min(2 * pause, _conn.LONGEST_PAUSE)
                 continue
             finally:
                 a.page.close()
-            with self._holding, self._lock:
-                if a.publication != self._publication:
-                    self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
-                held = self._holds.restart(link.slot, self._shown[-1].generation)
-                old, self._link, self._publication, self._description, self._heir = self._link, link, a.publication, a.told, a.heir
-                self._flux = self._cut = self._torn = 0
-                self._cuts += 1
-                self._replica.restart()
-                self._said = STALE  # until its first view
-                self._shown = [self._shown[-1]._replace(ordered=0)]
-                self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
-                if isinstance(self._pending, _Shown):
-                    later = [r for r in self._received if r.generation > self._shown[-1].generation]
-                    self._pending = later[-1] if later else None
-                if not held:  # the words of the two publishers could not tell this one to wait for what was being read
-                    self._shown = [_Shown(0, 0, 0)]
-                    self._drop_locked("elements that were shown are rewritten", GoneError("the publisher ended, and the next one began before this follower had connected to it"))
-                self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
-                if self._phase is Phase.AWAY:
-                    self._phase = Phase.FOLLOWING
-                self._wake_locked()
             try:
                 old.close()
             except Error:
                 leave(old)
             return None
         return ClosedError("the client is closed")
+
+    def _go_on(self, a: Accepted, link: _Link) -> _Link:
+        """Follows on another connection, and returns the last one's link."""
+        with self._holding, self._lock:
+            if a.publication != self._publication:
+                self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
+            held = self._holds.restart(link.slot, self._shown[-1].generation)
+            old, self._link, self._publication, self._description, self._heir = self._link, link, a.publication, a.told, a.heir
+            self._flux = self._cut = self._torn = 0
+            self._cuts += 1
+            self._replica.restart()
+            self._said = STALE  # until its first view
+            self._shown = [self._shown[-1]._replace(ordered=0)]
+            self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
+            if isinstance(self._pending, _Shown):
+                later = [r for r in self._received if r.generation > self._shown[-1].generation]
+                self._pending = later[-1] if later else None
+            if not held:  # the words of the two publishers could not tell this one to wait for what was being read
+                self._shown = [_Shown(0, 0, 0)]
+                self._drop_locked("elements that were shown are rewritten", GoneError("the publisher ended, and the next one began before this follower had connected to it"))
+            self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
+            if self._phase is Phase.AWAY:
+                self._phase = Phase.FOLLOWING
+            self._wake_locked()
+        return old
 
     def _check_same(self, a: Accepted) -> None:
         """Checks that a publication is of the kind that was followed."""

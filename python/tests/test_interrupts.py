@@ -436,9 +436,17 @@ class Walks(DriverTest):
         self.assertEqual(self.library.held, held, f"{what}: the driver's")
         self.assertLessEqual(len(os.listdir("/proc/self/fd")), files, f"{what}: file descriptors")
 
+    @contextlib.contextmanager
+    def nothing_ignored(self, what: str) -> Iterator[None]:
+        """Requires that no destructor fails but by Ctrl-C, which may come in one."""
+        ignored: List[str] = []
+        with mock.patch.object(sys, "unraisablehook", lambda u: ignored.append(f"{u.exc_value!r} in {u.object!r}")):
+            yield
+        self.assertEqual([i for i in ignored if not i.startswith("KeyboardInterrupt")], [], f"{what}: ignored exceptions")
+
     def walk(self, name: str, op: Op, at: Optional[Place]) -> Interrupter:
         what = f"{name}, interrupted at {at[0].co_name}+{at[1]}" if at is not None else name
-        with self.world(what) as w:
+        with self.nothing_ignored(what), self.world(what) as w:
             op.before(w)
             i = Interrupter(at)
             try:

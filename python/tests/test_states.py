@@ -407,6 +407,22 @@ class States(DriverTest):
 
         self.following(do, reconnect=True)
 
+    def test_a_fault_of_the_package_ends_the_follower(self) -> None:
+        """Neither next nor the publisher waits for a thread that failed while it came back, also if ending it fails."""
+        for again in (False, True):
+            def do(p: Publisher, f: cuvmm.Follower, again: bool = again) -> None:
+                p._conn.close()
+                leaving: Any = mock.patch.object(f._client, "leave", side_effect=ValueError("another")) if again else contextlib.nullcontext()
+                with mock.patch.object(f, "_check_same", side_effect=ValueError("a fault")), mock.patch.object(threading, "excepthook"), leaving:
+                    p.accept()
+                    if not again:
+                        self.assertEqual(p.read()[0], "leave")
+                    with self.assertRaisesRegex(Error, "the follower failed: ValueError"):
+                        f.next(timeout=10)
+
+            with self.subTest(again=again):
+                self.following(do, reconnect=True)
+
     def test_a_client_that_is_refused_does_not_dial_at_once(self) -> None:
         pauses: List[float] = []
 
