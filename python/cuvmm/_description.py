@@ -41,7 +41,7 @@ class Description(NamedTuple):
         try:
             self.manifest.match(want)
         except MismatchError as e:
-            raise MismatchError(f"publication {quoted(name)}: {e}", "follow memory of the same model, laid out in the same way") from None
+            raise MismatchError(f"publication {quoted(name)}: {e.what}", "follow memory of the same model, laid out in the same way") from None
 
 
 def describe(tag: str, description: Any, manifest: Any) -> Description:

@@ -127,7 +127,7 @@ def of(given: Any) -> Manifest:
     try:
         return parse(given)
     except (FormatError, TypeError) as e:
-        raise ArgumentError(str(e), "pass what manifest() returned") from None
+        raise ArgumentError(e.what if isinstance(e, FormatError) else str(e), "pass what manifest() returned") from None
 
 
 def parse(text: Any) -> Manifest:

@@ -126,6 +126,9 @@ class Client(OfProcess):
         """Whether the client reconnects if the connection ends."""
         return self._redial is not None and not self._closing.is_set()
 
+    def __repr__(self) -> str:
+        return f"<cuvmm.Client of {self.path!r}>"
+
     def __enter__(self) -> "Client":
         return self
 

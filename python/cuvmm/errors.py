@@ -12,11 +12,11 @@ from typing import Any, Tuple
 
 
 class Error(Exception):
-    """An error of this package. ``hint`` is the remedy, or empty."""
+    """An error of this package. ``hint`` is the remedy, or empty, and ``what`` the text without it."""
 
     def __init__(self, what: str, hint: str = "") -> None:
         super().__init__(f"{what} ({hint})" if hint else what)
-        self.hint = hint
+        self.what, self.hint = what, hint
         self._given: Tuple[Any, ...] = (what, hint)
 
     def again(self) -> "Error":

@@ -157,6 +157,9 @@ class Publication(OfProcess):
             self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
         self._last = self._view.generation if before is None else generation  # the last number that was spent
 
+    def __repr__(self) -> str:
+        return f"<cuvmm.Publication of {self.name!r}: generation {self.generation}, {counted(len(self._followers), 'follower')}>"
+
     def open(self) -> None:
         """Claims the memory, and makes the stream that writes the words."""
         self._memory.claim(self)
@@ -777,6 +780,9 @@ class Server(OfProcess):
             if self._accepting.ident is not None:
                 self.close()  # clients may be connected already
             raise
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Server at {self._listener.path!r}: {counted(len(self._publications), 'publication')}>"
 
     def __enter__(self) -> "Server":
         return self

@@ -82,6 +82,9 @@ class Tensors(Mapping[str, Tensor]):
     def __init__(self, memory: Any, placed: Dict[str, Placed]) -> None:
         self.memory, self._placed = memory, placed
 
+    def __repr__(self) -> str:
+        return f"<cuvmm.{type(self).__name__} of {counted(len(self), 'tensor')} in {self.memory!r}>"
+
     def __getitem__(self, name: str) -> Tensor:
         p, memory = self._placed[name], self.memory.array
         if p.offset + p.nbytes > memory.nbytes:
@@ -105,9 +108,6 @@ class Weights(Tensors):
     def __init__(self, memory: Shared, placed: Sequence[Placed], metadata: Dict[str, str], owned: bool) -> None:
         super().__init__(memory, {p.name: p for p in placed})
         self.metadata, self._owned = metadata, owned
-
-    def __repr__(self) -> str:
-        return f"<cuvmm.Weights of {counted(len(self), 'tensor')} in {self.memory!r}>"
 
     @classmethod
     def of(cls, like: Any, device: int = 0) -> "Weights":
