@@ -107,8 +107,15 @@ func (p place) machine() sim.Options {
 
 // open is the child's device.
 func (p place) open() (*cuda.System, *cuda.Device, error) {
-	var sys *cuda.System
-	var err error
+	sys, _, err := p.openMachine()
+	if err != nil {
+		return nil, nil, err
+	}
+	return sys, sys.Devices()[0], nil
+}
+
+// openMachine is open with the software machine, which is nil on the real driver.
+func (p place) openMachine() (sys *cuda.System, m *sim.Machine, err error) {
 	if p.Small {
 		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024})
 	}
@@ -123,16 +130,10 @@ func (p place) open() (*cuda.System, *cuda.Device, error) {
 	}
 	if p.Folder == "" {
 		sys, err = cuda.Open(cuda.Options{})
-	} else {
-		var m *sim.Machine
-		if m, err = sim.New(p.machine()); err == nil {
-			sys, err = m.OpenOwned(cuda.Options{TraceLeaks: true})
-		}
+	} else if m, err = sim.New(p.machine()); err == nil {
+		sys, err = m.OpenOwned(cuda.Options{TraceLeaks: true})
 	}
-	if err != nil {
-		return nil, nil, err
-	}
-	return sys, sys.Devices()[0], nil
+	return sys, m, err
 }
 
 func init() {

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -21,8 +20,9 @@ import (
 
 // rewriterTask says how a publisher in a process of its own rewrites.
 type rewriterTask struct {
-	Place        place
-	N, Followers int
+	mortal
+	Followers int
+	Tally     string // the file of its rounds, if it counts them
 	// First is its first version. Versions go on until the process is killed, or up to Last,
 	// which it opens for rewriting, writes one half of, and never announces.
 	First, Last uint32
@@ -35,49 +35,59 @@ func init() {
 		if err := c.Recv(&do); err != nil {
 			return err
 		}
-		_, d, err := do.Place.open()
-		if err != nil {
-			return err
-		}
-		w, streams, err := do.Place.rewritten(d, do.N, do.First)
-		if err != nil {
-			return err
-		}
-		ctx := context.Background() // reexec bounds the child's life
-		if err := errors.Join(c.Send("ready"), w.p.AwaitFollowers(ctx, do.Followers)); err != nil {
-			return err
-		}
-		for do.Last == 0 || w.version+1 < do.Last {
-			var err error
-			if do.Turn {
-				err = w.turn(ctx, streams...)
-			} else {
-				err = w.next(ctx, publish.RewriteOptions{}, streams...)
-			}
-			if err != nil {
+		_, err := do.live(func(d *cuda.Device, begin func()) error {
+			begin()
+			return do.rewrite(c, d)
+		})
+		return err
+	})
+}
+
+func (do rewriterTask) rewrite(c *reexec.Child, d *cuda.Device) error {
+	w, streams, err := do.Place.rewritten(d, do.N, do.First)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background() // reexec bounds the child's life
+	if err := errors.Join(c.Send("ready"), w.p.AwaitFollowers(ctx, do.Followers)); err != nil {
+		return err
+	}
+	var rounds tally
+	for do.Last == 0 || w.version+1 < do.Last {
+		if do.Tally != "" {
+			if err := rounds.store(do.Tally); err != nil {
 				return err
 			}
 		}
-		if err := c.Recv(new(string)); err != nil { // followers have read all versions
-			return err
-		}
-		if err := w.p.Rewrite(ctx, publish.RewriteOptions{Turn: do.Turn}); err != nil {
-			return err
-		}
-		from, n := 0, do.N/2
+		rounds.Proven++
 		if do.Turn {
-			from, _ = publish.HalfOf(w.p.Stats().Generation+1, do.N)
-			n /= 2
+			err = w.turn(ctx, streams...)
+		} else {
+			err = w.next(ctx, publish.RewriteOptions{}, streams...)
 		}
-		if err := streams[0].Memset(w.array.Ptr()+cuda.Ptr(4*from), byte(do.Last), 4*n); err != nil {
+		if err != nil {
 			return err
 		}
-		if err := errors.Join(streams[0].Synchronize(), c.Send("open")); err != nil {
-			return err
-		}
-		<-ctx.Done()
-		return nil
-	})
+	}
+	if err := c.Recv(new(string)); err != nil { // followers have read all versions
+		return err
+	}
+	if err := w.p.Rewrite(ctx, publish.RewriteOptions{Turn: do.Turn}); err != nil {
+		return err
+	}
+	from, n := 0, do.N/2
+	if do.Turn {
+		from, _ = publish.HalfOf(w.p.Stats().Generation+1, do.N)
+		n /= 2
+	}
+	if err := streams[0].Memset(w.array.Ptr()+cuda.Ptr(4*from), byte(do.Last), 4*n); err != nil {
+		return err
+	}
+	if err := errors.Join(streams[0].Synchronize(), c.Send("open")); err != nil {
+		return err
+	}
+	<-ctx.Done()
+	return nil
 }
 
 // rewritten is newRewritten for a process of its own.
@@ -118,57 +128,13 @@ func startRewriter(t *testing.T, do rewriterTask) *reexec.Cmd {
 	return c
 }
 
-// A publisher that is killed at any moment of a rewriting, again and again: whatever a
-// follower's reader proves is one version, also while it comes back to the next publisher.
-func TestRewritersThatAreKilled(t *testing.T) {
-	places(t, func(t *testing.T, p place, d *cuda.Device) {
-		const kills, n = 12, 100_000
-		ctx := peertest.Context(t)
-		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 1, First: 1})
-		k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
-		require.NoError(t, err)
-		closeLater(t, k)
-		f := followed(t, k, d, publish.FollowOptions{})
-		on := []*cuda.Stream{stream(t, d), stream(t, d)}
-		proven, lost := 0, 0
-		// read reads once, and reports whether that was proven to be one version.
-		read := func(limit time.Duration) bool {
-			limited, cancel := context.WithTimeout(ctx, limit)
-			defer cancel()
-			got, err := reading["two streams"](limited, f, on)
-			if err != nil {
-				require.True(t, errors.Is(err, peer.ErrTimeout) || errors.Is(err, publish.ErrUnfinished) || errors.Is(err, cuda.ErrOutOfRange), err)
-			}
-			if err != nil || !f.Intact(f.Generation()) {
-				lost++
-				return false
-			}
-			proven++
-			_, err = versionOf(got)
-			require.NoError(t, err, "an intact generation")
-			return true
-		}
-		for i := range kills {
-			for !read(peertest.Guard) {
-			}
-			for until := time.Now().Add(rand.N(20 * time.Millisecond)); time.Now().Before(until); {
-				read(time.Until(until))
-			}
-			c.Kill()
-			read(5 * time.Millisecond)
-			c = startRewriter(t, rewriterTask{Place: p, N: n, Followers: 1, First: uint32(i + 2)})
-		}
-		t.Logf("%d reads were proven, %d were not", proven, lost)
-	})
-}
-
 // A publisher dies while it rewrites. Followers show nothing, nobody takes over what is a
 // mixture without saying so, and who says so shows nothing before it has announced it.
 func TestATakeOverWhileItIsRewritten(t *testing.T) {
 	places(t, func(t *testing.T, p place, d *cuda.Device) {
 		const n = 1000
 		ctx := peertest.Context(t)
-		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 2, First: 1, Last: 5})
+		c := startRewriter(t, rewriterTask{mortal: mortal{Place: p, N: n}, Followers: 2, First: 1, Last: 5})
 		follow := func(o publish.FollowOptions) *publish.Follower[uint32] {
 			k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
 			require.NoError(t, err)
@@ -232,7 +198,7 @@ func TestATakeOverWhileOneHalfIsRewritten(t *testing.T) {
 	places(t, func(t *testing.T, p place, d *cuda.Device) {
 		const n = 1000
 		ctx := peertest.Context(t)
-		c := startRewriter(t, rewriterTask{Place: p, N: n, Followers: 2, First: 1, Last: 5, Turn: true})
+		c := startRewriter(t, rewriterTask{mortal: mortal{Place: p, N: n}, Followers: 2, First: 1, Last: 5, Turn: true})
 		follow := func(o publish.FollowOptions) *publish.Follower[uint32] {
 			k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{ComeBack: &publish.ComeBack{First: time.Millisecond, Most: 5 * time.Millisecond}})
 			require.NoError(t, err)

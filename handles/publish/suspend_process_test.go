@@ -24,22 +24,21 @@ import (
 type mortal struct {
 	Place place
 	N     int // elements
-	Kill  int // the driver call, from 1 on; 0 is none
+	Kill  int // the driver call of the software driver, from 1 on; 0 is none
 }
 
 // live opens the device, and does what is to be done from begin on until the kill. It returns how
 // many driver calls that made.
 func (do mortal) live(run func(d *cuda.Device, begin func()) error) (int, error) {
-	m, err := sim.New(do.Place.machine())
-	if err != nil {
-		return 0, err
-	}
-	sys, err := m.OpenOwned(cuda.Options{})
+	sys, m, err := do.Place.openMachine()
 	if err != nil {
 		return 0, err
 	}
 	var calls atomic.Int64
 	err = run(sys.Devices()[0], func() {
+		if m == nil {
+			return
+		}
 		m.OnCall(func(call string) {
 			// How often a wait asks is chance, and what asks changes nothing.
 			if call != "cuStreamQuery" && call != "cuEventQuery" && calls.Add(1) == int64(do.Kill) {
