@@ -86,14 +86,8 @@ func (f *follower) attach(k *line) error {
 	f.letGo()
 	old := f.slot
 	f.mu.Lock()
-	same := said.identity == f.identity
-	accepted := f.sub.accept(same)
+	accepted := f.goOnWith(w, said.identity == f.identity)
 	if accepted {
-		shown := f.sub.current().generation
-		if safe := f.holds.restart(w, shown); !safe && shown > 0 && same {
-			f.sub.spoil()
-			f.changeLocked()
-		}
 		f.attachment, f.about.Exporter, f.told = newAttachment(k, said, r.mailbox, w), said.about.Exporter, told
 	} else {
 		old = w
@@ -109,6 +103,21 @@ func (f *follower) attach(k *line) error {
 	}
 	_ = old.drop(opFollower, nil) // what the driver refuses is a leftover, and the log has it
 	return err
+}
+
+// goOnWith has another publisher accept the follower, whose slot is w, of the same publication or of
+// another one of its name. It returns false if the follower does not follow it any more. The caller
+// holds words and mu.
+func (f *follower) goOnWith(w *pageSlot, same bool) bool {
+	if !f.sub.accept(same) {
+		return false
+	}
+	shown := f.sub.current().generation
+	if safe := f.holds.restart(w, shown); !safe && shown > 0 && same {
+		f.sub.spoil()
+		f.changeLocked()
+	}
+	return true
 }
 
 // continues checks that the publication is of the kind that was followed, with the tensors in the

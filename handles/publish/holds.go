@@ -222,12 +222,17 @@ func (f *follower) intact(generation uint64) bool {
 	defer f.closer.Release()
 	f.words.RLock()
 	defer f.words.RUnlock()
+	// A process that takes the publication over does so after the end of the publisher's, which
+	// the socket shows at once, even before the goroutine that reads from it runs.
+	return f.untouched(generation) && !f.k.conn.in.Socket().HungUp()
+}
+
+// untouched is intact for a publisher that lives. The caller holds words.
+func (f *follower) untouched(generation uint64) bool {
 	f.mu.Lock()
 	known := f.sub.mayBeIntact(generation)
 	f.mu.Unlock()
-	// A process that takes the publication over does so after the end of the publisher's, which
-	// the socket shows at once, even before the goroutine that reads from it runs.
-	return known && max(f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()) < generation && !f.k.conn.in.Socket().HungUp()
+	return known && max(f.slot.word(fluxWord).Load(), f.slot.word(cutWord).Load()) < generation
 }
 
 // errRewriting says that the publisher wants to rewrite what is shown.

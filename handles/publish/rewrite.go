@@ -97,21 +97,27 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	err := p.awaitReleased(ctx, op, p.exclusionOf(o))
 	p.changes <- struct{}{}
 	defer p.changes.Give()
-	switch {
-	case p.over():
+	if p.over() {
 		return p.closed(op)
-	case err != nil:
-		p.setRewriting(settled)
-		if !p.turning {
-			p.renumber() // for followers that would not show the generation before
-		}
-		return err
 	}
-	p.setRewriting(open)
-	if !o.Turn {
+	p.endOpening(err == nil)
+	return err
+}
+
+// endOpening opens the elements, or leaves them as they are. The caller holds changes.
+func (p *Publication) endOpening(may bool) {
+	switch {
+	case may && p.turning:
+		p.setRewriting(open)
+	case may:
+		p.setRewriting(open)
 		p.endTurns()
+	case p.turning:
+		p.setRewriting(settled)
+	default:
+		p.setRewriting(settled)
+		p.renumber() // for followers that would not show the generation before
 	}
-	return nil
 }
 
 // awaitReceived waits until the followers have received what was announced last: each Next that

@@ -11,6 +11,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/host"
 	"github.com/cuvmm/cuvmm/internal/lock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
@@ -309,9 +310,7 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	if err != nil {
 		return nil, err
 	}
-	p.tell(w)
-	w.word(cutWord).Store(p.cut)
-	if err := p.timeline.write(op, w, completeWord, p.view.generation); err != nil {
+	if err := p.greet(op, w); err != nil {
 		p.server.pages.retire(g) // the stream may still write it
 		return nil, errors.Join(err, file.Close())
 	}
@@ -334,23 +333,30 @@ func (p *Publication) join(ctx context.Context, ss *session, room uint64, has po
 	return f, nil
 }
 
+// greet writes the words of a follower that joins. The caller holds changes.
+func (p *Publication) greet(op string, w *pageSlot) error {
+	p.tell(w)
+	w.word(cutWord).Store(p.cut)
+	return p.timeline.write(op, w, completeWord, p.view.generation)
+}
+
 // overtake makes the publication's generation later than that of a follower that comes
 // back, because a follower's generations never decrease. The caller holds changes.
 func (p *Publication) overtake(op string, generation uint64) error {
 	if generation == 0 || generation < p.view.generation {
 		return nil
 	}
-	if generation > p.used && generation-p.used > mostAhead {
-		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the last", generation, p.used), "close the follower, and follow anew")
+	if most := max(p.used, host.Uptime()) + mostAhead; generation > most {
+		return errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("a follower at generation %d, where %d is the most", generation, most), "close the follower, and follow anew")
 	}
 	p.used = max(p.used, generation)
 	p.renumber()
 	return nil
 }
 
-// mostAhead bounds how many generations ahead a follower that comes back may be. A
-// publisher that died may have sent it some that no other follower received; the bound
-// keeps a client from using the generations up.
+// mostAhead bounds how many generations ahead a follower that comes back may be, of this publisher or
+// of an heir that began now (goesOn). A publisher that died may have sent it some that no other follower
+// received; the bound keeps a client from using the generations up.
 const mostAhead = 1 << 20
 
 // acknowledged takes a follower's acknowledgement.

@@ -9,6 +9,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/host"
 )
 
 // TakeOver continues a publication whose publisher has ended. It waits for the end of
@@ -16,7 +17,8 @@ import (
 // connection. Then it binds the socket, which the server serves until its Close, and
 // publishes what the follower has under the same name.
 //
-// The last complete generation is published, as the next generation. Followers of the
+// The last complete generation is published, as a generation that is later than all before, and so much
+// greater. Followers of the
 // dead publisher that come back (DialOptions.ComeBack) keep their memory and their
 // addresses. The server's other publications are offered at the socket, too, and it can
 // take over any number that one publisher had.
@@ -326,11 +328,12 @@ type legacy struct {
 	kept       *kept
 }
 
-// inherits shows what was shown last, as the next generation. Nothing else refers to the
+// inherits shows what was shown last, as a later generation. Nothing else refers to the
 // publication yet.
 func (p *Publication) inherits(op string, from *legacy) error {
-	p.identity, p.used, p.flux, p.cut, p.readOnly, p.kept = from.identity, from.generation, from.flux, from.cut, from.readOnly, from.kept
+	p.kept = from.kept
 	if from.last.generation == 0 {
+		p.goesOn(from, nil)
 		return nil // nothing was complete: there is nothing to show before the first announcement
 	}
 	bytes := uint64(from.last.length) * p.unit
@@ -344,15 +347,13 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	if err := sharing.add(op, p, mem.Chunks); err != nil {
 		return errors.Join(err, mem.Release())
 	}
-	p.spendLike(from.last.generation)
 	chunks := from.chunks
 	if p.kept != nil {
 		chunks = p.chunksOf(mem)
 	}
 	p.mem = mem
-	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: chunks[:len(mem.Chunks):len(mem.Chunks)]}
+	p.goesOn(from, chunks[:len(mem.Chunks):len(mem.Chunks)])
 	if from.torn {
-		p.rewriting, p.flux = open, p.used
 		err = sharing.begin(op, p)
 	}
 	if p.kept != nil {
@@ -360,4 +361,21 @@ func (p *Publication) inherits(op string, from *legacy) error {
 		p.kept.page.slot.word(completeWord).Store(p.used)
 	}
 	return err
+}
+
+// goesOn shows what was shown last, in chunks. Its generations are later than all of its
+// predecessors, of which other followers may have received some that this one did not: what it rewrites
+// from now on is told by later numbers than all that they read. A generation takes longer than a
+// nanosecond, so no predecessor's can be beyond the time that the machine runs.
+func (p *Publication) goesOn(from *legacy, chunks []chunk) {
+	p.identity, p.flux, p.cut, p.readOnly = from.identity, from.flux, from.cut, from.readOnly
+	p.used = max(from.generation, host.Uptime())
+	if from.last.generation == 0 {
+		return
+	}
+	p.spendLike(from.last.generation)
+	p.view = view{generation: p.used, ordered: p.used, length: uint64(from.last.length), chunks: chunks}
+	if from.torn {
+		p.rewriting, p.flux = open, p.used
+	}
 }

@@ -30,13 +30,19 @@ from .weights import Weights
 
 _DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED, _EXCLUDED = range(8)
 _MAX_FOLLOWERS = 256
-_MOST_AHEAD = 1 << 20
+_MOST_AHEAD = 1 << 20  # generations of a follower that comes back, beyond this publisher's and those of an heir that began now
+
 _SETTLE_POLL = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3  # of followers that release what they read
 _MOST_RECEIVING = 0.01  # how long a rewrite waits before followers may not begin to read
 _MOST_NAMED = 4  # followers in an error
 _FLUSH = 1.0
 _PAUSE = 0.1  # after a client that could not be served
+
+
+def _uptime() -> int:
+    """Returns for how many nanoseconds the machine has run, which is the same for all its processes."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class FollowerStats(NamedTuple):
@@ -147,7 +153,9 @@ class Publication(OfProcess):
             self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
             self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
         else:
-            generation = before.generation + 1
+            # Later than all that its predecessors announced, of which other followers may have received more: a generation
+            # takes longer than a nanosecond.
+            generation = max(before.generation, _uptime()) + 1
             if before.flux and generation % 2 != before.complete % 2:
                 generation += 1  # followers of halves that are rewritten in turn see the same one
             self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
@@ -463,12 +471,12 @@ class Publication(OfProcess):
             self._check()
             if self._told.form:
                 text.open(os.dup, self._text.number)
-            ahead = m["generation"] - self._view.generation
-            if ahead > _MOST_AHEAD:
-                raise TooLargeError(f"a follower that is {counted(ahead, 'generation')} ahead, where the limit is {_MOST_AHEAD}")
+            most = max(self._view.generation, _uptime()) + _MOST_AHEAD
+            if m["generation"] > most:
+                raise TooLargeError(f"a follower at generation {m['generation']}, where {most} is the most")
             reserved = min(room, self._memory.reserved) if room else self._memory.reserved
             slot = session.slot(self._memory.device if self._words else None)
-            if ahead >= 0:  # the publisher that it had was ahead
+            if m["generation"] >= self._view.generation:  # the publisher that it had was ahead
                 self._renumber(m["generation"])
             progress = Progress(self._memory.kind.size, reserved)
             progress.resume([c["identity"] for c in m["chunks"]], m["length"], m["generation"], self._view)
