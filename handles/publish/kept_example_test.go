@@ -34,7 +34,7 @@ func ExampleNewPage() {
 		if err != nil {
 			fmt.Println(err)
 		} else {
-			fmt.Println("generation", p.Stats().Generation, "to be rewritten:", p.Stats().Rewriting)
+			fmt.Println("something is shown:", p.Stats().Generation > 0, "to be rewritten:", p.Stats().Rewriting)
 			check(p.Announce(ctx, memory.Len()))
 			check(p.Rewrite(ctx, publish.RewriteOptions{})) // and ends
 		}
@@ -46,7 +46,7 @@ func ExampleNewPage() {
 	check(page.Close())
 	check(memory.Close())
 	// Output:
-	// generation 0 to be rewritten: false
+	// something is shown: false to be rewritten: false
 	// publish.Server.Publish: partly rewritten: memory whose publisher ended while it rewrote it; PublishOptions.Incomplete publishes it to be written anew
-	// generation 3 to be rewritten: true
+	// something is shown: true to be rewritten: true
 }

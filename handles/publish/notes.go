@@ -10,7 +10,8 @@ package publish
 // two processes. The replica is what a follower has mapped; the subscription is what it
 // shows of that, whether more may come, and what Next and Err return. The states of the
 // first three are tables at their types, with model tests: progress and replica run
-// against each other, and the subscription against all that a publisher may do.
+// against each other, and the subscription against all that a publisher may do. The words of the page,
+// with holds, rewritings, exclusions and heirs, have a model test of their steps.
 //
 // A publication is one view: a generation, a length, chunks by identity. A follower is sent the difference between what it has and the view, one update at a
 // time, the next after the acknowledgement. So a slow follower skips generations and
@@ -110,7 +111,9 @@ package publish
 // under its directory's lock, and only then ends the follower: a process that lost the
 // race still follows, and is told which process has the socket (peer.ServedError), as is
 // a publisher that returns. The publication continues with the last view that arrived
-// and is complete (subscription.last), whether or not Next has shown it. One server's
+// and is complete (subscription.last), whether or not Next has shown it. Its generations are later than any
+// that another follower may have received of the dead publisher, so that no word of the heir is taken
+// for one about those (goesOn). One server's
 // calls of TakeOver are serialized after their wait, because several publications may
 // share a socket that only one call binds.
 //
