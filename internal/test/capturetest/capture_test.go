@@ -3,12 +3,16 @@ package capturetest
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
@@ -179,6 +183,59 @@ var operations = map[string]operation{
 			err = errors.Join(s.Released().Wait(w.within), p.Free(b), s.Resume(w.within))
 		}
 		return errors.Join(err, p.Close())
+	},
+	"a publication and its follower": func(w place) error {
+		a, err := vmm.NewArray[uint32](w.dev, vmm.BufferOptions{Reserve: 16 * mib, Chunks: vmm.FixedChunks(2 * mib)})
+		if err != nil {
+			return err
+		}
+		w.closed(a)
+		l, err := peer.Listen(filepath.Join(w.TempDir(), "d"), "s", peer.Options{})
+		if err != nil {
+			return err
+		}
+		server := publish.NewServer(publish.ServerOptions{})
+		over := make(chan error, 1)
+		go func() { over <- server.Serve(context.Background(), l) }()
+		w.Cleanup(func() { require.NoError(w, errors.Join(server.Close(), <-over, l.Close())) })
+		p, err := publish.Array(server, "numbers", a)
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(a.Resize(w.stream, 2*mib), p.Announce(w.within, mib, w.stream)); err != nil {
+			return err
+		}
+		k, err := publish.Dial(w.within, l.Path(), publish.DialOptions{})
+		if err != nil {
+			return err
+		}
+		w.closed(k)
+		f, err := publish.Follow[uint32](w.within, k, w.dev, "numbers", publish.FollowOptions{
+			Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{w.stream} }, // or it waits until the capture has ended
+		})
+		if err != nil {
+			return err
+		}
+		w.closed(f)
+		err = errors.Join(f.Next(w.within, w.stream), f.Release(w.stream), f.Order(w.stream), f.Release(w.stream),
+			p.Rewrite(w.within, publish.RewriteOptions{}), p.Announce(w.within, 2*mib, w.stream), f.Next(w.within))
+		if err == nil && !f.Intact(f.Generation()) {
+			err = errors.New("what is held is not intact")
+		}
+		err = errors.Join(err, f.Release(), p.Rewrite(w.within, publish.RewriteOptions{Turn: true}), p.Announce(w.within, 2*mib, w.stream),
+			p.Rewrite(w.within, publish.RewriteOptions{}), p.Announce(w.within, 2*mib), p.Shrink(mib, w.stream), p.Settle(w.within))
+		if err != nil {
+			return err
+		}
+		s, err := vmm.Suspend(w.within, vmm.SuspendOptions{}, a) // which recalls it
+		if err != nil {
+			return err
+		}
+		if err := errors.Join(s.Resume(w.within), f.Next(w.within, w.stream), f.Release(w.stream)); err != nil {
+			return err
+		}
+		o, err := publish.Open[uint32](w.within, k, w.dev, "numbers", handles.ImportOptions{})
+		return errors.Join(err, o.Close(), p.Withdraw(), f.CloseAfter(w.stream))
 	},
 	"what waits in the background": func(w place) error {
 		b, err := vmm.NewBuffer(w.dev, vmm.BufferOptions{})
