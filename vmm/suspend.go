@@ -253,7 +253,7 @@ func (o SuspendOptions) resolve(op string, all []Memory) (suspend.Options, error
 		if err != nil {
 			return err
 		}
-		err = returned("Source.Fill", func() error { return o.Source.Fill(ctx, s, public[m.Status()], cuda.Ptr(at), int(n)) })
+		err = returned(m.System(), "Source.Fill", func() error { return o.Source.Fill(ctx, s, public[m.Status()], cuda.Ptr(at), int(n)) })
 		if waited := s.Synchronize(); err == nil {
 			err = waited
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"runtime/debug"
 
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/suspend"
 )
@@ -41,22 +42,23 @@ func OnSuspend(m Memory, leave func(ctx context.Context) error, back func()) (re
 	}
 	defer in.Release()
 	return in.Status().AddRegistrant(&suspend.Registrant{Back: back, Leave: func(ctx context.Context) error {
-		if err := returned("the function of OnSuspend", func() error { return leave(ctx) }); err != nil {
-			return fmt.Errorf("%s refuses to be suspended: %w", in.What(), err)
+		if err := returned(in.System(), "the function of OnSuspend", func() error { return leave(ctx) }); err != nil {
+			return errs.New(errs.Failure{Op: op, Asked: in.What() + " refuses to be suspended", Err: err, Hint: "suspend again when that function permits it, or remove it"})
 		}
 		return nil
 	}}), nil
 }
 
 // returned calls a function of the user, and returns a panic of it, or the end of its goroutine,
-// as an error.
-func returned(what string, f func() error) (err error) {
+// as an error. The stack of a panic is in the log: another process may be told the error.
+func returned(sys *core.System, what string, f func() error) (err error) {
 	ended := make(chan struct{})
 	go func() { // of its own, since runtime.Goexit would leave the caller's locks and states
 		defer close(ended)
 		defer func() {
 			if p := recover(); p != nil {
-				err = fmt.Errorf("%s panicked: %v\n%s", what, p, debug.Stack())
+				sys.Config.Log.Error("cuvmm: a function of the user panicked", "function", what, "panic", p, "stack", string(debug.Stack()))
+				err = fmt.Errorf("%s panicked: %v (the log of its process has the stack)", what, p)
 			}
 		}()
 		err = fmt.Errorf("%s ended its goroutine (runtime.Goexit, as FailNow of a test does)", what)

@@ -67,7 +67,10 @@ func TestRegistrantsAreCalledBeforeAndAfter(t *testing.T) {
 		refusal["b2"] = f
 		_, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{Keep: vmm.Drop}, a, b)
 		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, err, "vmm.OnSuspend: ")
 		require.ErrorContains(t, err, b.Ptr().String())
+		require.ErrorContains(t, err, "suspend again when that function permits it")
+		require.NotContains(t, err.Error(), "goroutine 1", "a stack, of which a publisher would be told")
 		require.Equal(t, text == "in a collective", errors.Is(err, boom))
 		called("leave a", "leave b", "back a", "back b")
 	}

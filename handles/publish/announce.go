@@ -88,7 +88,7 @@ func (p *Publication) turn(ctx context.Context, op string) error {
 		if p.ctx.Err() != nil {
 			return p.closed(op)
 		}
-		return errs.PeerWait(ctx, op, "another change is under way", "try again: nothing has changed")
+		return errs.PeerWait(ctx, op, fmt.Sprintf("publication %q, which was not changed", p.name), "try again: another change may have been under way")
 	}
 	if p.over() {
 		p.changes.Give()
@@ -190,7 +190,7 @@ func (p *Publication) behind(ctx context.Context, op string, streams []*core.Str
 }
 
 func (p *Publication) closed(op string) error {
-	return errs.PeerClosed(op, fmt.Sprintf("publication %q", p.name))
+	return errs.Peer(op, cuda.ErrClosed, fmt.Sprintf("publication %q, which was withdrawn", p.name), "use it before its Withdraw, or publish the memory anew")
 }
 
 // announceChunks is announce, beside other publications of the memory.

@@ -223,7 +223,7 @@ func (k *Client) List(ctx context.Context) ([]Listing, error) {
 	if err != nil {
 		return nil, err
 	}
-	all, err := l.list(ctx)
+	all, err := l.list(ctx, op)
 	if errors.Is(err, peer.ErrGone) && k.options.ComeBack != nil && k.ctx.Err() == nil {
 		err = errs.Peer(op, peer.ErrGone, "", "try again later: the client connects again by itself")
 	}
@@ -243,7 +243,7 @@ func (k *Client) Await(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		all, err := l.list(ctx)
+		all, err := l.list(ctx, op)
 		switch {
 		case err == nil && slices.ContainsFunc(all, func(p Listing) bool { return p.Name == name }):
 			return nil

@@ -136,6 +136,11 @@ func (e wanted) of(op, name string, d *handles.Descriptor) error {
 // follow makes a follower, which the caller starts.
 func (k *line) follow(ctx context.Context, op string, d *cuda.Device, name string, o FollowOptions, want wanted) (*follower, error) {
 	room, err := roomOf(op, d, o)
+	if err == nil && o.Expect != nil {
+		if invalid := o.Expect.Validate(); invalid != nil {
+			err = errs.PeerCause(invalid, op, cuda.ErrInvalidArgument, "FollowOptions.Expect", "expect a manifest that could be published")
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -385,8 +385,7 @@ func (k *line) leave(t token, b *mailbox) {
 }
 
 // list is Client.List.
-func (k *line) list(ctx context.Context) ([]Listing, error) {
-	const op = "publish.Client.List"
+func (k *line) list(ctx context.Context, op string) ([]Listing, error) {
 	r, err := k.ask(ctx, op, func(n uint32) message { return &list{n} })
 	if err != nil {
 		return nil, err

@@ -105,7 +105,14 @@ func (c *snapshotReader) read(ctx context.Context, b *mailbox) (*update, error) 
 				return nil, b.why
 			}
 		case <-ctx.Done():
-			return nil, errs.PeerWait(ctx, c.op, "nothing was announced yet", "try again")
+			what := "nothing was announced yet"
+			switch {
+			case c.replica.state == Suspended:
+				what = "the publisher has suspended the memory"
+			case c.replica.generation > 0:
+				what = "the publisher rewrites the elements"
+			}
+			return nil, errs.PeerWait(ctx, c.op, what, "try again, or with a longer limit")
 		}
 		err := c.replica.apply(a.update)
 		if err != nil {

@@ -385,7 +385,7 @@ func (p *Publication) await(ctx context.Context, op string, missing func() strin
 		p.mu.Unlock()
 		switch {
 		case over:
-			return errs.PeerClosed(op, fmt.Sprintf("publication %q", p.name))
+			return p.closed(op)
 		case what == "":
 			return nil
 		}

@@ -64,7 +64,7 @@ func (a audience) Recall(ctx context.Context, op string, limit time.Duration) (l
 		return nil, err
 	}
 	e := exclusion{since: time.Now(), after: limit, undone: "the memory stays", option: "vmm.SuspendOptions.ExcludeAfter",
-		excluded: func(f *replicator) { late = append(late, p.lateOf(f, before.chunks, limit)...) }}
+		excluded: func(f *replicator, why string) { late = append(late, p.lateOf(f, before.chunks, why)...) }}
 	err = p.awaitReleased(ctx, op, e)
 	if err == nil {
 		p.changes <- struct{}{}
@@ -152,8 +152,8 @@ func (p *Publication) reasonOf(f *replicator) string {
 }
 
 // lateOf returns what a follower has of the chunks that were shown.
-func (p *Publication) lateOf(f *replicator, shown []chunk, limit time.Duration) (all []suspend.Late) {
-	why := fmt.Sprintf("%s, which follows publication %q, did not unmap it within %v", f.on, p.name, limit)
+func (p *Publication) lateOf(f *replicator, shown []chunk, why string) (all []suspend.Late) {
+	why = fmt.Sprintf("%s, which follows publication %q: %s", f.on, p.name, why)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	g := f.progress
@@ -221,7 +221,7 @@ type exclusion struct {
 	after time.Duration // 0 is for as long as the context lasts
 	// For errors: what has not happened, and the option that sets after.
 	undone, option string
-	excluded       func(*replicator)
+	excluded       func(f *replicator, why string)
 }
 
 func (e *exclusion) over() bool { return e.after > 0 && time.Since(e.since) >= e.after }
@@ -247,14 +247,14 @@ func (e *exclusion) await(ctx context.Context, changed <-chan struct{}) bool {
 func (p *Publication) exclude(late []*replicator, e exclusion, why string) {
 	for _, f := range late {
 		p.server.log.Warn("cuvmm: a follower is excluded", "publication", p.name, "follower", f.on.String(), "reason", why)
-		e.excluded(f) // while it is among the followers
+		e.excluded(f, why) // while it is among the followers
 		f.end(&ended{f.token, 0, Ended, statusExcluded, why})
 	}
 }
 
 // exclusionOf is the exclusion of a Rewrite that begins now.
 func (p *Publication) exclusionOf(o RewriteOptions) exclusion {
-	return exclusion{since: time.Now(), after: o.ExcludeAfter, undone: "nothing may be written", option: "RewriteOptions.ExcludeAfter", excluded: func(f *replicator) {
+	return exclusion{since: time.Now(), after: o.ExcludeAfter, undone: "nothing may be written", option: "RewriteOptions.ExcludeAfter", excluded: func(f *replicator, _ string) {
 		for _, s := range p.samples([]*replicator{f}) {
 			if o.Excluded != nil {
 				core.SystemOf(p.timeline.dev).Hook("publish.RewriteOptions.Excluded", func() { o.Excluded(s.stats()) })

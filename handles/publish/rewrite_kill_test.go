@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"syscall"
 	"testing"
 	"time"
 
@@ -180,16 +181,32 @@ func (w *rewritingProgram) killAtCall(a *actor) {
 	}
 }
 
+// hangs ends the test with the stacks of all processes.
+func (w *rewritingProgram) hangs(of *actor) {
+	w.t.Helper()
+	for _, a := range w.all {
+		_ = a.c.Process.Signal(syscall.SIGQUIT)
+		_ = a.c.Exit()
+		w.t.Logf("%s, %+v: %s", a.role, a.task(mortal{}, ""), a.c.Log())
+	}
+	w.t.Fatalf("%s does not go on", of.role)
+}
+
 // goesOn waits until every process has done something more.
 func (w *rewritingProgram) goesOn() {
 	w.t.Helper()
 	for _, a := range w.all {
 		now := loadTally(w.t, a.tally)
 		before := now
-		require.Eventually(w.t, func() bool {
+		goesOn := func() bool {
 			now = loadTally(w.t, a.tally)
 			return now.Failed != "" || now.Proven+now.Discarded > before.Proven+before.Discarded
-		}, peertest.Guard, time.Millisecond, "%s goes on", a.role)
+		}
+		for until := time.Now().Add(peertest.Guard); !goesOn(); time.Sleep(time.Millisecond) {
+			if time.Now().After(until) {
+				w.hangs(a)
+			}
+		}
 		require.Empty(w.t, now.Failed, a.role)
 	}
 }

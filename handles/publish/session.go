@@ -296,11 +296,11 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 func (p *Publication) join(ctx context.Context, ss *session, room uint64, has possession) (*replicator, error) {
 	const op = "publish: accept a follower"
 	if !p.changes.Take(ctx, nil) {
-		return nil, errs.PeerWait(ctx, op, "another change is under way", "try again")
+		return nil, errs.PeerWait(ctx, op, fmt.Sprintf("publication %q, of which another change is under way", p.name), "try again")
 	}
 	defer p.changes.Give()
 	if p.over() {
-		return nil, errs.PeerClosed(op, "publication")
+		return nil, p.closed(op)
 	}
 	if err := p.overtake(op, has.generation); err != nil {
 		return nil, err

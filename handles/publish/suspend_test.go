@@ -248,7 +248,7 @@ func TestLateFollowersKeepWhatTheyRead(t *testing.T) {
 	require.Equal(t, r.Asked, r.Held)
 	require.Len(t, r.Memory[0].Rest, 1)
 	require.Equal(t, r.Held, r.Memory[0].Rest[0].Bytes)
-	require.Contains(t, r.Memory[0].Rest[0].Why, `which follows publication "numbers"`)
+	require.Contains(t, r.Memory[0].Rest[0].Why, `which follows publication "numbers": what it read was not released within 20ms`)
 	require.Zero(t, h.array.Stats().Committed-h.array.Stats().Suspended)
 	require.NoError(t, s.Released().Wait(ctx))
 	require.Eventually(t, func() bool { return h.f.Err() != nil }, peertest.Guard, time.Millisecond)
