@@ -208,7 +208,8 @@ func (h *header) readDigests() error {
 // digestName precedes the digits of a digest.
 const digestName = "crc32c:"
 
-// appendDigest appends the text of a digest, without the cost of fmt: there may be many.
-func appendDigest(b []byte, crc uint32) []byte {
-	return hex.AppendEncode(append(b, digestName...), binary.BigEndian.AppendUint32(nil, crc))
+// digestOf returns the text of a digest, without the cost of fmt: there may be many.
+func digestOf(crc uint32) string {
+	b := append(make([]byte, 0, len(digestName)+8), digestName...)
+	return string(hex.AppendEncode(b, binary.BigEndian.AppendUint32(nil, crc)))
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -124,26 +125,23 @@ func (m *Model) Load(ctx context.Context, o Options, on *cuda.Stream, parts ...P
 		return nil, err
 	}
 	defer m.leave()
-	items := make([]item, 0, len(parts))
-	for i, p := range parts {
-		it, err := m.item(op, p)
-		if err != nil {
-			return nil, err
+	items := make([]item, len(parts))
+	err = inParallel(len(parts), func(from, to int) (err error) {
+		for i := from; i < to && err == nil; i++ {
+			items[i], err = m.item(op, parts[i])
+			items[i].part = i
 		}
-		it.part = i
-		items = append(items, it)
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	segments, err := m.arrange(op, items, parts)
+	items, segments, err := m.arrange(op, items, parts)
 	if err != nil {
 		return nil, err
 	}
 	l := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: segments}
-	digests = make([]string, len(parts))
-	err = l.run(ctx, o, on, func(it *item, digest string) { digests[it.part] = digest })
-	if err != nil {
-		return nil, err
-	}
-	return digests, nil
+	return l.run(ctx, o, on)
 }
 
 // item checks a part and returns its place in a file.
@@ -159,47 +157,85 @@ func (m *Model) item(op string, p Part) (item, error) {
 			Asked: fmt.Sprintf("%s of tensor %s for %s of memory at %#x", errs.Bytes(n), errs.Words(p.of.Name), errs.Bytes(p.room), uint64(p.at)),
 			Hint:  "name memory of Part.Size bytes with Part.To"})
 	}
-	return item{block: p.block(), tensor: p.of}, nil
+	return item{block: p.block(), tensor: p.of, index: p.of.index}, nil
 }
 
-// arrange puts items in the order in which they are read, with their places in the stream of
-// bytes, and returns the memory. They are read in the order of the files, unless that of the
+// arrange returns items in the order in which they are read, with their places in the stream of
+// bytes, and their memory. They are read in the order of the files, unless that of the
 // memory makes fewer copies: neighbors in memory are one copy, and to gather them is cheap. Many small
 // ones are distributed on the device.
-func (m *Model) arrange(op string, items []item, parts []Part) ([]bulk.Segment, error) {
-	at := func(it *item) cuda.Ptr { return parts[it.part].at }
-	segments := func(items []item) []bulk.Segment {
-		all := make([]bulk.Segment, len(items))
-		for i := range items {
-			all[i] = bulk.Segment{Ptr: driver.Ptr(at(&items[i])), Bytes: uint64(items[i].bytes)}
+func (m *Model) arrange(op string, items []item, parts []Part) ([]item, []bulk.Segment, error) {
+	byAddress := make([]place, len(items))
+	for i := range parts {
+		byAddress[i] = place{parts[i].at, i}
+	}
+	if !slices.IsSortedFunc(byAddress, place.compare) {
+		slices.SortFunc(byAddress, place.compare)
+	}
+	copies, end := 0, cuda.Ptr(0)
+	for k, at := range byAddress {
+		it := &items[at.item]
+		if it.bytes == 0 {
+			continue
 		}
-		return bulk.Join(all, 0)
-	}
-	byAddress := func(a, b item) int { return cmp.Compare(at(&a), at(&b)) }
-	if !slices.IsSortedFunc(items, byAddress) {
-		slices.SortStableFunc(items, byAddress)
-	}
-	for i := 1; i < len(items); i++ {
-		if a, b := &items[i-1], &items[i]; b.bytes > 0 && at(a)+cuda.Ptr(a.bytes) > at(b) {
-			return nil, errs.Invalid(op, fmt.Sprintf("tensors %s and %s for memory that overlaps at %#x", errs.Words(a.tensor.Name), errs.Words(b.tensor.Name), uint64(at(b))),
-				"give each part memory of its own")
+		if at.ptr < end {
+			before := k - 1
+			for items[byAddress[before].item].bytes == 0 {
+				before--
+			}
+			return nil, nil, errs.Invalid(op, fmt.Sprintf("tensors %s and %s for memory that overlaps at %#x",
+				errs.Words(items[byAddress[before].item].tensor.Name), errs.Words(it.tensor.Name), uint64(at.ptr)), "give each part memory of its own")
 		}
+		if at.ptr > end {
+			copies++
+		}
+		end = at.ptr + cuda.Ptr(it.bytes)
 	}
-	to := segments(items)
-	byFile := make([]item, 0, len(items))
-	for _, i := range m.inFiles(items) {
-		byFile = append(byFile, items[i])
+	memory := func(i int) (bulk.Segment, int64) {
+		return bulk.Segment{Ptr: driver.Ptr(parts[i].at), Bytes: uint64(items[i].bytes)}, 0
 	}
-	if other := segments(byFile); len(other) <= len(to) || bulk.Distributes(other) {
-		copy(items, byFile)
-		to = other
+	read, to := ordered(items, m.inFiles(items), memory)
+	if to = bulk.Join(to, 0); len(to) > copies && !bulk.Distributes(to) {
+		order := make([]int, len(items))
+		for k, at := range byAddress {
+			order[k] = at.item
+		}
+		read, to = ordered(items, order, memory)
 	}
+	return read, to, nil
+}
+
+// ordered returns items in another order, with their places in the stream of bytes, and the memory that
+// the stream fills. memory returns that of an item, and where in it the item starts.
+func ordered(items []item, order []int, memory func(i int) (to bulk.Segment, within int64)) ([]item, []bulk.Segment) {
+	read, to := make([]item, len(items)), make([]bulk.Segment, len(items))
+	_ = inParallel(len(order), func(from, end int) error {
+		for k := from; k < end; k++ {
+			i := order[k]
+			read[k] = items[i]
+			to[k], read[k].start = memory(i)
+		}
+		return nil
+	})
 	start := int64(0)
-	for i := range items {
-		items[i].start = start
-		start += items[i].bytes
+	for k := range read {
+		read[k].start += start
+		start += int64(to[k].Bytes)
 	}
-	return to, nil
+	return read, to
+}
+
+// place is where an item goes.
+type place struct {
+	ptr  cuda.Ptr
+	item int
+}
+
+func (p place) compare(o place) int {
+	if p.ptr != o.ptr {
+		return cmp.Compare(p.ptr, o.ptr)
+	}
+	return cmp.Compare(p.item, o.item)
 }
 
 // inFiles returns the order of items in the files, by their indexes. It counts how many each tensor has: a
@@ -207,20 +243,21 @@ func (m *Model) arrange(op string, items []item, parts []Part) ([]bulk.Segment, 
 func (m *Model) inFiles(items []item) []int {
 	next := make([]int, len(m.tensors)+1) // where the next item of a tensor goes
 	for i := range items {
-		next[items[i].tensor.index+1]++
+		next[items[i].index+1]++
 	}
 	for i := range m.tensors {
 		next[i+1] += next[i]
 	}
 	order := make([]int, len(items))
 	for i := range items {
-		t := items[i].tensor.index
+		t := items[i].index
 		order[next[t]] = i
 		next[t]++
 	}
 	for start, t := 0, 0; t < len(m.tensors); t++ { // next is where the items of the one behind begin
-		blocks := order[start:next[t]]
-		slices.SortStableFunc(blocks, func(a, b int) int { return cmp.Compare(items[a].offset, items[b].offset) })
+		if blocks := order[start:next[t]]; len(blocks) > 1 {
+			slices.SortStableFunc(blocks, func(a, b int) int { return cmp.Compare(items[a].offset, items[b].offset) })
+		}
 		start = next[t]
 	}
 	return order
@@ -231,28 +268,23 @@ func (m *Model) inFiles(items []item) []int {
 // the device distributes them faster than they are gathered from all over a file.
 func (m *Model) spread(items []item, at cuda.Ptr, bytes int) ([]item, []bulk.Segment) {
 	whole := []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(bytes)}}
-	if slices.IsSortedFunc(items, func(a, b item) int { return cmp.Compare(a.tensor.index, b.tensor.index) }) {
+	if slices.IsSortedFunc(items, func(a, b item) int { return cmp.Compare(a.index, b.index) }) {
 		return items, whole
 	}
-	order := m.inFiles(items)
-	all, moved, start := make([]bulk.Segment, len(items)), make([]item, len(items)), int64(0)
-	for k, i := range order {
-		from, to := items[i].start, int64(bytes)
+	moved, to := ordered(items, m.inFiles(items), func(i int) (bulk.Segment, int64) {
+		start, end := items[i].start, int64(bytes)
 		if i == 0 {
-			from = 0
+			start = 0
 		}
 		if i+1 < len(items) {
-			to = items[i+1].start
+			end = items[i+1].start
 		}
-		all[k] = bulk.Segment{Ptr: driver.Ptr(at) + driver.Ptr(from), Bytes: uint64(to - from)}
-		moved[k] = items[i]
-		moved[k].start += start - from
-		start += to - from
-	}
-	if !bulk.Distributes(all) {
+		return bulk.Segment{Ptr: driver.Ptr(at) + driver.Ptr(start), Bytes: uint64(end - start)}, items[i].start - start
+	})
+	if !bulk.Distributes(to) {
 		return items, whole
 	}
-	return moved, all
+	return moved, to
 }
 
 // LoadAll loads the tensors of a layout, which Model.Layout returned or which is another one of
@@ -273,14 +305,28 @@ func (m *Model) LoadAll(ctx context.Context, o Options, on *cuda.Stream, l *hand
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.OutOfRange,
 			Asked: fmt.Sprintf("a layout of %s for %s of memory at %#x", errs.Bytes(l.Bytes), errs.Bytes(bytes), uint64(at)), Hint: "pass memory of Manifest.Bytes bytes"})
 	}
-	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
 	items, to := m.spread(items, at, l.Bytes)
 	in := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m, to: to}
-	err = in.run(ctx, o, on, func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
+	var tensors []handles.Tensor
+	var copied sync.WaitGroup
+	copied.Go(func() { tensors = slices.Clone(l.Tensors) }) // beside the reads, as there may be many
+	digests, err := in.run(ctx, o, on)
+	copied.Wait()
 	if err != nil {
 		return nil, err
 	}
-	return made, nil
+	return withDigests(l.Bytes, tensors, digests), nil
+}
+
+// withDigests returns a manifest of tensors with the digests that there are.
+func withDigests(bytes int, tensors []handles.Tensor, digests []string) *handles.Manifest {
+	_ = inParallel(len(tensors), func(from, to int) error {
+		for i := from; i < to; i++ {
+			tensors[i].Digest = cmp.Or(digests[i], tensors[i].Digest)
+		}
+		return nil
+	})
+	return &handles.Manifest{Bytes: bytes, Tensors: tensors}
 }
 
 // laidOut checks a layout and returns its items. There may be very many tensors, so it makes as
@@ -292,33 +338,45 @@ func (m *Model) laidOut(op string, l *handles.Manifest) ([]item, error) {
 	if l.Bytes < 0 {
 		return nil, l.Validate()
 	}
-	items, end := make([]item, len(l.Tensors)), 0
-	taken := make([]bool, len(m.tensors))
-	for i := range l.Tensors {
-		want := &l.Tensors[i]
-		at := i // where Model.Layout has it
-		if at >= len(m.tensors) || m.tensors[at].Name != want.Name {
-			var there bool
-			if at, there = m.byName[want.Name]; !there {
-				return nil, m.noTensor(op, want.Name)
-			}
+	items := make([]item, len(l.Tensors))
+	err := inParallel(len(items), func(from, to int) (err error) {
+		for i := from; i < to && err == nil; i++ {
+			items[i], err = m.laid(op, &l.Tensors[i], i)
 		}
-		t := &m.tensors[at]
-		if t.Element != want.Element || !slices.Equal(t.Shape, want.Shape) || len(want.Strides) > 0 {
-			return nil, &Error{Op: op, File: t.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
-				Asked: fmt.Sprintf("%v %v, where the layout has %v %v and strides %v", t.Element, t.Shape, want.Element, want.Shape, want.Strides), Hint: "use a layout of this model, without strides"}
-		}
-		n := t.Size()
-		if taken[at] || want.Offset < end || want.Offset > l.Bytes || n > l.Bytes-want.Offset {
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	end, taken := int64(0), make([]bool, len(m.tensors))
+	for i := range items {
+		it := &items[i]
+		if taken[it.index] || it.start < end || it.start > int64(l.Bytes) || it.bytes > int64(l.Bytes)-it.start {
 			if err := l.Validate(); err != nil { // which says what is wrong
 				return nil, err
 			}
-			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s, which shares memory with another", errs.Words(want.Name)), "load one tensor of each alias group")
+			return nil, errs.Invalid(op, fmt.Sprintf("tensor %s, which shares memory with another", errs.Words(it.tensor.Name)), "load one tensor of each alias group")
 		}
-		taken[at], end = true, want.Offset+n
-		items[i] = item{block: block{offset: int64(t.Offset), bytes: int64(n)}, tensor: t, start: int64(want.Offset), part: i}
+		taken[it.index], end = true, it.start+it.bytes
 	}
 	return items, nil
+}
+
+// laid returns the item of a layout's tensor, which is the one after so many others.
+func (m *Model) laid(op string, want *handles.Tensor, i int) (item, error) {
+	at := i // where Model.Layout has it
+	if at >= len(m.tensors) || m.tensors[at].Name != want.Name {
+		var there bool
+		if at, there = m.byName[want.Name]; !there {
+			return item{}, m.noTensor(op, want.Name)
+		}
+	}
+	t := &m.tensors[at]
+	if t.Element != want.Element || !slices.Equal(t.Shape, want.Shape) || len(want.Strides) > 0 {
+		return item{}, &Error{Op: op, File: t.file.path, Tensor: want.Name, kind: handles.ErrMismatch,
+			Asked: fmt.Sprintf("%v %v, where the layout has %v %v and strides %v", t.Element, t.Shape, want.Element, want.Shape, want.Strides), Hint: "use a layout of this model, without strides"}
+	}
+	return item{block: block{offset: int64(t.Offset), bytes: int64(t.Size())}, tensor: t, index: at, start: int64(want.Offset), part: i}, nil
 }
 
 // Source returns a Source for one object of memory that LoadAll filled with that layout:
@@ -356,7 +414,8 @@ func (s *source) Fill(ctx context.Context, on *cuda.Stream, mem vmm.Memory, at c
 	}
 	l := loading{reading: reading{op: op, how: s.o.Reading, items: s.items, base: int64(base)}, m: s.m,
 		to: []bulk.Segment{{Ptr: driver.Ptr(at), Bytes: uint64(n)}}}
-	return l.run(ctx, s.o, on, func(*item, string) {})
+	_, err := l.run(ctx, s.o, on)
+	return err
 }
 
 // loading is a reading with the memory that it is copied to.
@@ -366,15 +425,15 @@ type loading struct {
 	to []bulk.Segment
 }
 
-// run loads, and calls f with the digest of each item. The model is entered.
-func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream, f func(it *item, digest string)) error {
+// run loads, and returns the digests of the parts. The model is entered.
+func (l *loading) run(ctx context.Context, o Options, on *cuda.Stream) (digests []string, err error) {
 	st, err := usable(ctx, l.op, o, on, l.to)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	return l.compared(o, func() error {
 		return o.copies(l.op, st, func(b bulk.Options) error { return bulk.Of(st.Ctx).Fill(ctx, l.to, l.read, b) })
-	}, f)
+	})
 }
 
 // copies runs copies that come after the work on the stream, and are seen by Progress. Copies
@@ -389,39 +448,37 @@ func (o Options) copies(op string, st *core.Stream, copy func(bulk.Options) erro
 	return err
 }
 
-// compared has read read everything, requires that no file changed meanwhile, compares the
-// digests, and calls f with that of each item.
-func (l *loading) compared(o Options, read func() error, f func(it *item, digest string)) error {
+// compared has read read everything, requires that no file changed meanwhile, and returns the
+// digests of the parts, which it compares with those that the files declare.
+func (l *loading) compared(o Options, read func() error) (digests []string, err error) {
 	if err := l.direct(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.m.unchanged(l.op); err != nil {
-		return err
+		return nil, err
 	}
+	digests = make([]string, len(l.items))
 	if !o.NoDigests {
-		l.sums = newSums(l.items)
+		l.sums = &sums{items: l.items, whole: func(i int, crc uint32) { digests[l.items[i].part] = digestOf(crc) }}
 	}
 	if err := read(); err != nil {
-		return err
+		return nil, err
 	}
 	if err := l.m.unchanged(l.op); err != nil || o.NoDigests {
-		return err
+		return digests, err
 	}
-	var err error
-	const size = len(digestName) + 8
-	text := make([]byte, 0, size*len(l.items))
-	l.sums.each(func(_ int, crc uint32) { text = appendDigest(text, crc) })
-	digests := string(text) // one for all of them
-	l.sums.each(func(i int, _ uint32) {
-		it, digest := &l.items[i], digests[:size]
-		digests = digests[size:]
-		if want := it.want(); want != "" && want != digest && err == nil {
-			err = &Error{Op: l.op, File: it.tensor.file.path, Tensor: it.tensor.Name, kind: ErrDigest,
-				Asked: digest + ", where the file declares " + want, Hint: hintFormat}
+	l.sums.end()
+	return digests, inParallel(len(l.items), func(from, to int) error {
+		for i := from; i < to; i++ {
+			it := &l.items[i]
+			got := digests[it.part] // none if only some of its bytes were read
+			if want := it.want(); want != "" && got != "" && want != got {
+				return &Error{Op: l.op, File: it.tensor.file.path, Tensor: it.tensor.Name, kind: ErrDigest,
+					Asked: got + ", where the file declares " + want, Hint: hintFormat}
+			}
 		}
-		f(it, digest)
+		return nil
 	})
-	return err
 }
 
 // direct requires that all files can be read past the page cache, if they must be.

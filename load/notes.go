@@ -15,6 +15,7 @@ package load
 // of its memory, gaps too, so there a piece is one copy; Load owns no more than its parts, and joins
 // those that are neighbors. To gather small tensors from all over a file is a read each, so many of
 // them are read in the order of the files, and a kernel distributes them (bulk.Distributes, spread).
+// What is done for each of very many is done on all processors (inParallel), or by the threads that read.
 //
 // # Page cache, or past it
 //

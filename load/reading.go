@@ -31,6 +31,7 @@ const (
 type item struct {
 	block
 	tensor *tensor
+	index  int // the tensor's, which is read without the tensor
 	start  int64
 	part   int // whose it is among the caller's
 }

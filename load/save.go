@@ -170,7 +170,7 @@ func newSave(op string, o SaveOptions, tensors []Saving) (*save, error) {
 		s.from = append(s.from, bulk.Segment{Ptr: driver.Ptr(tensors[it.part].From), Bytes: uint64(it.bytes)})
 	}
 	if !o.NoDigests {
-		s.sums = newSums(s.items)
+		s.sums = &sums{items: s.items, whole: func(item int, crc uint32) { copy(s.text[s.digests+8*item:], fmt.Sprintf("%08x", crc)) }}
 	}
 	s.makeHeader(o)
 	if len(s.text)-lengthBytes > maxHeader {
@@ -254,9 +254,7 @@ func (s *save) write(ctx context.Context, piece []byte, offset uint64) error {
 
 func (s *save) writeHeader() error {
 	if s.sums != nil {
-		s.sums.each(func(item int, crc uint32) {
-			copy(s.text[s.digests+8*item:], fmt.Sprintf("%08x", crc))
-		})
+		s.sums.end()
 	}
 	_, err := s.file.WriteAt(s.text, 0)
 	return err

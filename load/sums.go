@@ -12,9 +12,8 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // sums are the CRC-32C of items, whose bytes pass in pieces, in any order.
 type sums struct {
 	items []item
-	// crcs has the sums of items that passed as a whole, which passed says.
-	crcs   []uint32
-	passed []bool
+	// whole gets the sum of each item of which all bytes have passed. Several goroutines call it.
+	whole func(item int, crc uint32)
 
 	mu    sync.Mutex
 	parts []partSum
@@ -27,21 +26,18 @@ type partSum struct {
 	crc   uint32
 }
 
-func newSums(items []item) *sums {
-	return &sums{items: items, crcs: make([]uint32, len(items)), passed: make([]bool, len(items))}
-}
-
 // add takes the sums of a piece's spans. Several goroutines may call it.
 func (s *sums) add(spans []span) {
 	for i := range spans {
-		sp := &spans[i]
-		if int64(sp.n) == s.items[sp.item].bytes { // so no other piece has any of it
-			s.crcs[sp.item], s.passed[sp.item] = sp.crc, true
-			continue
+		switch sp := &spans[i]; {
+		case sp.n == 0: // end tells of it
+		case int64(sp.n) == s.items[sp.item].bytes: // so no other piece has any of it
+			s.whole(sp.item, sp.crc)
+		default:
+			s.mu.Lock()
+			s.parts = append(s.parts, partSum{sp.item, sp.within, int64(sp.n), sp.crc})
+			s.mu.Unlock()
 		}
-		s.mu.Lock()
-		s.parts = append(s.parts, partSum{sp.item, sp.within, int64(sp.n), sp.crc})
-		s.mu.Unlock()
 	}
 }
 
@@ -55,8 +51,9 @@ func (s *sums) addPiece(piece []byte, offset int64) {
 	s.add(spans)
 }
 
-// each calls f with the sum of each item of which all bytes have passed.
-func (s *sums) each(f func(item int, crc uint32)) {
+// end is called behind the last piece: it sums up the items that passed in several, and those that
+// have no bytes.
+func (s *sums) end() {
 	slices.SortFunc(s.parts, func(a, b partSum) int {
 		return cmp.Or(cmp.Compare(a.item, b.item), cmp.Compare(a.at, b.at))
 	})
@@ -71,12 +68,12 @@ func (s *sums) each(f func(item int, crc uint32)) {
 			rest = rest[1:]
 		}
 		if n == s.items[first.item].bytes {
-			s.crcs[first.item], s.passed[first.item] = crc, true
+			s.whole(first.item, crc)
 		}
 	}
 	for i := range s.items {
-		if s.passed[i] || s.items[i].bytes == 0 {
-			f(i, s.crcs[i])
+		if s.items[i].bytes == 0 {
+			s.whole(i, 0)
 		}
 	}
 }

@@ -39,20 +39,18 @@ func (m *Model) Verify(ctx context.Context, o Options, l *handles.Manifest) (*ha
 		return nil, err
 	}
 	v := loading{reading: reading{op: op, how: o.Reading, items: items}, m: m}
-	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
-	err = v.compared(o, func() error { return v.readAll(ctx, o, int64(l.Bytes)) },
-		func(it *item, digest string) { made.Tensors[it.part].Digest = digest })
+	digests, err := v.compared(o, func() error { return v.readAll(ctx, o, int64(l.Bytes)) })
 	if err != nil {
 		return nil, err
 	}
-	return made, nil
+	return withDigests(l.Bytes, slices.Clone(l.Tensors), digests), nil
 }
 
 // readAll reads so many bytes of the stream, on the threads of the options.
 func (r *reading) readAll(ctx context.Context, o Options, bytes int64) error {
 	threads := o.Threads
 	if threads == 0 {
-		threads = min(16, runtime.GOMAXPROCS(0))
+		threads = min(mostThreads, runtime.GOMAXPROCS(0))
 	}
 	threads = int(min(int64(threads), (bytes+verifyPiece-1)/verifyPiece))
 	if threads == 0 {
@@ -109,7 +107,8 @@ func Verify(ctx context.Context, o Options, on *cuda.Stream, l *handles.Manifest
 	if err != nil {
 		return nil, err
 	}
-	s := newSums(items)
+	digests := make([]string, len(items))
+	s := &sums{items: items, whole: func(i int, crc uint32) { digests[i] = digestOf(crc) }}
 	err = o.copies(op, st, func(b bulk.Options) error {
 		return bulk.Of(st.Ctx).Drain(ctx, all, func(_ context.Context, piece []byte, offset uint64) error {
 			s.addPiece(piece, int64(offset))
@@ -119,18 +118,12 @@ func Verify(ctx context.Context, o Options, on *cuda.Stream, l *handles.Manifest
 	if err != nil {
 		return nil, err
 	}
-	made := &handles.Manifest{Bytes: l.Bytes, Tensors: slices.Clone(l.Tensors)}
-	s.each(func(i int, crc uint32) {
-		t := &made.Tensors[i]
-		want := t.Digest
-		t.Digest = string(appendDigest(nil, crc))
-		if want != "" && want != t.Digest && err == nil {
-			err = &Error{Op: op, Tensor: t.Name, kind: ErrDigest, Asked: fmt.Sprintf("%s, where the manifest has %s", t.Digest, want),
+	s.end()
+	for i, t := range l.Tensors {
+		if t.Digest != "" && t.Digest != digests[i] {
+			return nil, &Error{Op: op, Tensor: t.Name, kind: ErrDigest, Asked: fmt.Sprintf("%s, where the manifest has %s", digests[i], t.Digest),
 				Hint: "write the memory anew, and find what wrote to it since"}
 		}
-	})
-	if err != nil {
-		return nil, err
 	}
-	return made, nil
+	return withDigests(l.Bytes, slices.Clone(l.Tensors), digests), nil
 }

@@ -105,7 +105,7 @@ const leastGranule = 64 << 10
 func (e *Engine) writes(segments []Segment) bool {
 	drv, here := e.sys().Drv, driver.Location{Type: driver.LocationDevice, ID: int32(e.ctx.Device)}
 	granule := driver.Ptr(max(e.ctx.AddressGranularity.Load(), leastGranule))
-	seen := map[driver.Ptr]bool{}
+	seen, last := map[driver.Ptr]bool{}, driver.Ptr(0)
 	var from, to driver.Ptr // plain memory of the device
 	for _, s := range segments {
 		for at, end := s.Ptr, s.Ptr+driver.Ptr(s.Bytes); at < end; {
@@ -113,7 +113,7 @@ func (e *Engine) writes(segments []Segment) bool {
 				at = to
 				continue
 			}
-			if g := at / granule; !seen[g] {
+			if g := at / granule; g != last && !seen[g] {
 				flags, r := drv.MemGetAccess(here, at)
 				if r != driver.Success {
 					if from, to = e.plain(at); to <= at {
@@ -124,7 +124,7 @@ func (e *Engine) writes(segments []Segment) bool {
 				if flags != driver.AccessReadWrite {
 					return false
 				}
-				seen[g] = true
+				seen[g], last = true, g
 			}
 			at = (at/granule + 1) * granule
 		}

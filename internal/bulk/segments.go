@@ -12,7 +12,8 @@ const WorthJoining = 64 << 10
 // Join joins segments that follow each other in device memory with at most so many bytes
 // between them. The gaps are copied like the rest, out and in: they must be mapped, and hold
 // nothing that may not be overwritten with what it was.
-func Join(segments []Segment, gap uint64) (joined []Segment) {
+func Join(segments []Segment, gap uint64) []Segment {
+	joined := make([]Segment, 0, len(segments))
 	for _, s := range segments {
 		if s.Bytes == 0 {
 			continue
@@ -39,8 +40,9 @@ type plan struct {
 
 func newPlan(segments []Segment) *plan {
 	p := &plan{segments: Join(segments, 0)}
-	for _, s := range p.segments {
-		p.starts = append(p.starts, p.bytes)
+	p.starts = make([]uint64, len(p.segments))
+	for i, s := range p.segments {
+		p.starts[i] = p.bytes
 		p.bytes += s.Bytes
 	}
 	return p

@@ -14,8 +14,7 @@ func TestUpkeepSeesWhatComesUpWhileItRuns(t *testing.T) {
 	var u Upkeep
 	var runs atomic.Int32
 	began, end, twice := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	var tend func() time.Duration
-	tend = func() time.Duration {
+	tend := func() time.Duration {
 		switch runs.Add(1) {
 		case 1:
 			close(began)
