@@ -1,8 +1,10 @@
 package handles
 
 import (
+	"fmt"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/share"
 )
 
@@ -21,4 +23,15 @@ func (i inspected) InspectLease() share.Lease {
 		to.Importers = append(to.Importers, int(p.PID))
 	}
 	return to
+}
+
+// Keeps implements suspend.Keeper.
+func (i inspected) Keeps() (what string, memory []*phys.Handle) {
+	i.l.mu.Lock()
+	defer i.l.mu.Unlock()
+	if i.l.ended {
+		return "", nil
+	}
+	return fmt.Sprintf("the %v, made at %s (%s), which ends at %s if it is not closed", i.l.name(),
+		i.until.Add(-i.l.options.Timeout).Format(time.TimeOnly), i.l.progressLocked(), i.until.Format(time.TimeOnly)), i.l.handles
 }

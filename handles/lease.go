@@ -250,6 +250,12 @@ func (l *Lease) Wait(ctx context.Context) error {
 	}
 }
 
+// name names the lease in reports.
+func (l *Lease) name() string {
+	d := &l.offer.Descriptor
+	return fmt.Sprintf("lease %x of %s of %s", l.offer.Lease[:4], d.what(), errs.Bytes(d.Size()))
+}
+
 // progressLocked describes how many have imported.
 func (l *Lease) progressLocked() string {
 	if l.options.Receivers == 0 {
@@ -277,6 +283,10 @@ func (l *Lease) end(why error) {
 	l.timer.Stop()
 	l.mu.Unlock()
 	l.exports.Close(l.fds)
+	ended := time.Now()
+	for _, h := range l.handles {
+		h.NoteSent(fmt.Sprintf("offered by the %s, which ended", l.name()), ended)
+	}
 	if err := phys.ReleaseAll("handles.Lease", l.handles...); err != nil {
 		l.mu.Lock()
 		l.left = err

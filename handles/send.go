@@ -3,6 +3,7 @@ package handles
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -73,6 +74,15 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 	}
 	d.Length = int(used / element)
 	about := from.About()
+	to, known := c.Peer()
+	how := "sent to another process"
+	if known {
+		how = "sent to process " + strconv.Itoa(to.PID)
+	}
+	now := time.Now()
+	for _, ch := range v.Chunks {
+		ch.Handle.NoteSent(how, now)
+	}
 	err = in.sendView(ctx, op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
 	return released(err, v)
 }

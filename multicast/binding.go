@@ -33,6 +33,11 @@ type binding struct {
 	unbound, releasedMemory bool
 }
 
+// Keeps implements suspend.Keeper.
+func (b *binding) Keeps() (what string, memory []*phys.Handle) {
+	return fmt.Sprintf("a multicast binding of %s on device %d", errs.Bytes(b.size), b.dev), []*phys.Handle{b.mem}
+}
+
 // Bind makes size bytes of memory, from memOff on, the device's replica of the object from
 // off on. Offsets and size are multiples of the minimum granularity. The memory is on the
 // device or, with a driver for CUDA 13.1 or later, on the NUMA node closest to it. The

@@ -304,7 +304,7 @@ func (p *Publication) chunksOf(v share.View) []chunk {
 func (p *Publication) forget(chunks []share.Chunk) {
 	sharing.remove(p, chunks)
 	for _, c := range chunks {
-		c.Handle.Unfollowed()
+		c.Handle.Unfollowed(p.name)
 	}
 }
 

@@ -202,6 +202,22 @@ func TestWhatASuspendedPublicationPermits(t *testing.T) {
 	})
 }
 
+// Who followed memory may have it for ever once its publication is withdrawn, so that it stays.
+func TestAReportNamesWithdrawnPublications(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newRewritten(t, d, 1000)
+		f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+		require.NoError(t, f.Next(peertest.Context(t)))
+		require.NoError(t, w.p.Withdraw())
+		s, err := vmm.Suspend(peertest.Context(t), vmm.SuspendOptions{}, w.array)
+		require.NoError(t, err)
+		r := s.Report()
+		require.Zero(t, r.Given)
+		require.Contains(t, r.Memory[0].Rest[0].Why, `it was published as "numbers", until it was taken out of that at `)
+		require.NoError(t, s.Resume(peertest.Context(t)))
+	})
+}
+
 // A follower that reads is waited for within the context. Then nothing has changed but the number
 // of the generation.
 func TestSuspendWaitsForReaders(t *testing.T) {

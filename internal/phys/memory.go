@@ -136,6 +136,7 @@ func (h *Handle) Renew() (driver.Result, error) {
 func (h *Handle) Give(d driver.MemHandle) {
 	h.memory.must(away)
 	h.memory.init(d)
+	h.outside.known.Store(nil)
 	if h.Exported() {
 		h.sharing.Store(private)
 	}

@@ -41,6 +41,7 @@ type Handle struct {
 	// NotYet says why mapping would block for ever; nil for memory.
 	NotYet  func(op string) error
 	sharing atomic.Int32
+	outside outside
 	kept    atomic.Int64 // a descriptor and 1; 0: none
 	source  *source      // nil unless KeepSource
 	// account is charged with Size while the driver has the memory; nil for none.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -126,8 +127,12 @@ func shared(state int32) bool { return state == followed || state == exported }
 // Followed reports whether the memory was exported to followers alone.
 func (h *Handle) Followed() bool { return h.sharing.Load() == followed }
 
-// Unfollowed notes that followers to which the memory was exported are not told any more.
-func (h *Handle) Unfollowed() { h.sharing.CompareAndSwap(followed, exported) }
+// Unfollowed notes that followers to which the memory was exported, of a publication, are not told any more.
+func (h *Handle) Unfollowed(publication string) {
+	if h.sharing.CompareAndSwap(followed, exported) {
+		h.NoteSent(fmt.Sprintf("published as %q, until it was taken out of that", publication), time.Now())
+	}
+}
 
 // Recycle is what a cache or a pool calls when the memory goes to another owner
 // as it is. False means that another process may hold the memory: it must be

@@ -137,14 +137,14 @@ func TestWhatMakesMemoryFollowed(t *testing.T) {
 		"nothing":         {func(*phys.Handle) {}, true},
 		"followed again":  {follow, true},
 		"an export":       {func(h *phys.Handle) { require.NoError(t, exported(t, h).Close()); follow(h) }, false},
-		"no one is told":  {(*phys.Handle).Unfollowed, false},
+		"no one is told":  {func(h *phys.Handle) { h.Unfollowed("p") }, false},
 		"it comes anew":   {func(h *phys.Handle) { swap(t, sys, h); require.False(t, h.Exported()) }, false},
 		"and is followed": {func(h *phys.Handle) { swap(t, sys, h); follow(h) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := createShareable(t, sys)
 			defer released(t, h)
-			h.Unfollowed()
+			h.Unfollowed("p")
 			require.False(t, h.Exported())
 			follow(h)
 			require.True(t, h.Followed())

@@ -216,7 +216,7 @@ func (s *Suspension) account() uint64 {
 		case c.late != "":
 			return false, reason{c.late, c.late}
 		}
-		return true, reason{}
+		return c.pinned()
 	})
 	r.Guard = s.guard
 	s.report = r

@@ -2,7 +2,6 @@ package suspend
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"sort"
 	"time"
@@ -10,7 +9,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/bulk"
 	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
-	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/phys"
 	"github.com/cuvmm/cuvmm/internal/vrange"
 )
@@ -132,45 +130,6 @@ func newPlan(places []*place) *plan {
 	return p
 }
 
-// decide says which chunks stay: a chunk goes if the named members hold all its counts, no
-// other process can have it but followers, and nothing else of this one uses it. own is how many
-// counts the caller has of each.
-func (p *plan) decide(own int64) {
-	others := map[*phys.Handle]bool{}
-	for _, c := range p.chunks {
-		mapped, named := int64(c.h.Mappings.Load()), int64(len(c.maps))
-		switch {
-		case c.stays != "":
-		case c.h.Exported() && !c.h.Followed():
-			c.stays = "it was exported, so that another process may have it"
-		case mapped > named:
-			c.stays = "it is mapped elsewhere"
-			others[c.h] = true
-		case c.h.Owners() > named+own+p.published[c.h]:
-			c.stays = "an Allocation, or a descriptor that is being made, holds it"
-		}
-	}
-	if len(others) > 0 {
-		p.nameOthers(others)
-	}
-}
-
-// nameOthers says where chunks are mapped besides.
-func (p *plan) nameOthers(shared map[*phys.Handle]bool) {
-	named := map[*vrange.Mapping]bool{}
-	for _, c := range p.chunks {
-		for _, m := range c.maps {
-			named[m] = true
-		}
-	}
-	p.chunks[0].h.System().Live.Each(func(o *life.Object, owner life.Owner) {
-		if m, ok := owner.(*vrange.Mapping); ok && shared[m.Memory] && !named[m] {
-			shared[m.Memory] = false // one is enough
-			p.byName[m.Memory].stays = fmt.Sprintf("memory in the range at %#x, which was not named, shares it", uint64(m.Range.Base))
-		}
-	})
-}
-
 // going returns the chunks that are taken.
 func (p *plan) going() (all []*chunk) {
 	for _, c := range p.chunks {
@@ -276,7 +235,7 @@ func (p *plan) acquire(op string) error {
 			err = c.h.Take(op)
 		}
 		if err != nil {
-			c.stays = "a multicast binding uses it"
+			c.stays = inUse
 			continue
 		}
 		c.h.Retain()
@@ -322,7 +281,12 @@ func Preview(op string, o Options, members []Member) (Report, error) {
 		}
 	}
 	p.decide(0)
-	r := report(places, p.chunks, func(c *chunk) (bool, reason) { return c.stays == "", reason{c.stays, c.stays} })
+	r := report(places, p.chunks, func(c *chunk) (bool, reason) {
+		if c.stays == "" {
+			return c.pinned()
+		}
+		return false, reason{c.stays, c.stays}
+	})
 	if o.Keep {
 		for _, c := range p.going() {
 			r.Host += c.bytes()

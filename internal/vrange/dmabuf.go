@@ -3,6 +3,7 @@ package vrange
 import (
 	"fmt"
 	"os"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/driver"
@@ -31,7 +32,14 @@ func (r *Range) DMABuf(op string, c *core.Context, off, size uint64, flags drive
 		return nil, c.CallError(op, driver.CallMemGetHandleForAddressRange, res,
 			fmt.Sprintf("%s at offset %s", errs.Bytes(size), errs.Bytes(off)))
 	}
-	return os.NewFile(uintptr(fd), "dmabuf"), nil
+	f, now := os.NewFile(uintptr(fd), "dmabuf"), time.Now()
+	for m := range r.maps.from(off) {
+		if m.Off >= off+size {
+			break
+		}
+		m.Memory.NoteDMABuf(f, now)
+	}
+	return f, nil
 }
 
 // mappedThroughout refuses a part with a gap, or beyond the range.
