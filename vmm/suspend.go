@@ -332,8 +332,8 @@ func (s *Suspension) named(op string, m []Memory) (in *suspend.Suspension, membe
 func (s *Suspension) Released() cuda.Completion { return s.s.Released }
 
 // Tagged returns the buffers, sparse ranges and pools of a System that have the tag and are open,
-// to suspend or resume them together. An array is its Buffer. That of a follower has the empty tag and refuses
-// to be suspended: in a process that follows, tag what it owns.
+// to suspend or resume them together; the empty tag names those without one. An array is its Buffer. What was
+// imported, or follows a publication, is another process's to suspend, and not among them.
 func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 	if sys == nil {
 		return nil
@@ -344,7 +344,7 @@ func Tagged(sys *cuda.System, t cuda.Tag) (all []Memory) {
 		}
 		switch m := owner.(type) { // the user has another handle, whose loss is reported
 		case *buffer:
-			if !m.closer.Closed() {
+			if !m.closer.Closed() && m.imported == nil {
 				all = append(all, m.handle())
 			}
 		case *pages.Range:

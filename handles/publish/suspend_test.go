@@ -202,6 +202,30 @@ func TestWhatASuspendedPublicationPermits(t *testing.T) {
 	})
 }
 
+// What has no tag can be suspended together in a process that follows: what is followed is the publisher's to suspend.
+func TestNoTagNamesNothingThatIsFollowed(t *testing.T) {
+	d := gputest.Software(t)
+	w := newRewritten(t, d, 1000)
+	ctx := peertest.Context(t)
+	f := followed(t, client(t, w.path), d, publish.FollowOptions{})
+	require.NoError(t, f.Next(ctx))
+	require.NoError(t, f.Release())
+	imported, err := publish.Open[uint32](ctx, client(t, w.path), d, "numbers", handles.ImportOptions{})
+	require.NoError(t, err)
+	all := vmm.Tagged(d.System(), "")
+	require.Len(t, all, 1)
+	require.Equal(t, w.array.Ptr(), all[0].(*vmm.Buffer).Ptr())
+	require.NoError(t, imported.Close())
+	s, err := vmm.Suspend(ctx, vmm.SuspendOptions{}, all...)
+	require.NoError(t, err)
+	require.Equal(t, publish.Suspended, f.State())
+	require.NoError(t, s.Resume(ctx, vmm.Tagged(d.System(), "")...))
+	require.NoError(t, f.Next(ctx))
+	require.NoError(t, f.Release())
+	_, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, f.Array())
+	require.ErrorIs(t, err, cuda.ErrNotSupported, "one that is named")
+}
+
 // Who followed memory may have it for ever once its publication is withdrawn, so that it stays.
 func TestAReportNamesWithdrawnPublications(t *testing.T) {
 	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
