@@ -328,7 +328,9 @@ type Publication struct {
 	Bytes      int     `json:"bytes"`
 	// Pinned is memory that is no longer published but still mapped, summed over the
 	// followers.
-	Pinned    int      `json:"pinned,omitempty"`
+	Pinned int `json:"pinned,omitempty"`
+	// Suspended: its memory is, and its followers show nothing until that is resumed.
+	Suspended bool     `json:"suspended,omitempty"`
 	Followers []Reader `json:"followers,omitempty"`
 }
 
@@ -353,6 +355,8 @@ type Follower struct {
 	PID        int    `json:"pid,omitempty"`
 	Generation uint64 `json:"generation"`
 	Bytes      int    `json:"bytes"`
+	// Suspended: its publisher's memory is, and it shows nothing until that is resumed.
+	Suspended bool `json:"suspended,omitempty"`
 	// Stuck is why the follower makes no progress, or empty.
 	Stuck string `json:"stuck,omitempty"`
 }

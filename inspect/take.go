@@ -281,7 +281,7 @@ func (t *snapshotReader) shown(x any) {
 		t.publication(x.InspectPublication())
 	case share.Following:
 		f := x.InspectFollower()
-		t.s.Followers = append(t.s.Followers, Follower{Name: f.Name, Ptr: Address(f.Base), PID: f.PID, Generation: f.Generation, Bytes: int(f.Bytes), Stuck: f.Stuck})
+		t.s.Followers = append(t.s.Followers, Follower{Name: f.Name, Ptr: Address(f.Base), PID: f.PID, Generation: f.Generation, Bytes: int(f.Bytes), Suspended: f.Suspended, Stuck: f.Stuck})
 	case share.Leased:
 		l := x.InspectLease()
 		t.s.Leases = append(t.s.Leases, Lease{Bytes: int(l.Bytes), Until: l.Until, Importers: l.Importers})
@@ -289,7 +289,7 @@ func (t *snapshotReader) shown(x any) {
 }
 
 func (t *snapshotReader) publication(p share.Publication) {
-	to := Publication{Name: p.Name, Ptr: Address(p.Base), Generation: p.Generation, Bytes: int(p.Bytes), Pinned: int(p.Pinned)}
+	to := Publication{Name: p.Name, Ptr: Address(p.Base), Generation: p.Generation, Bytes: int(p.Bytes), Pinned: int(p.Pinned), Suspended: p.Suspended}
 	for _, f := range p.Followers {
 		to.Followers = append(to.Followers, Reader{PID: f.PID, UID: known(f.UID), Since: f.Since, Generation: f.Generation,
 			Bytes: int(f.Bytes), Pinned: int(f.Pinned), Refused: f.Refused})

@@ -104,11 +104,13 @@ var (
 	publishedPinned = gauge("cuvmm_publication_pinned_bytes", "Memory that is no longer published, but that followers still map, summed over them.", "name")
 	followers       = gauge("cuvmm_publication_followers", "Followers of the publication.", "name")
 	refusals        = gauge("cuvmm_publication_refusing_followers", "Followers that did not take the last generation.", "name")
+	publishedAsleep = gauge("cuvmm_publication_suspended", "1 if the publication's memory is suspended; of several with one name, if that of any is.", "name")
 	generation      = gauge("cuvmm_publication_generation", "Changes of the publication; of several with one name, of the one that is ahead.", "name")
 
 	followed      = gauge("cuvmm_follower_bytes", "Memory that a follower of this process has mapped.", "name")
 	followedGen   = gauge("cuvmm_follower_generation", "The last generation that the follower has.", "name")
 	followedStuck = gauge("cuvmm_follower_stuck", "1 if the follower makes no progress.", "name")
+	followedSleep = gauge("cuvmm_follower_suspended", "1 if the publisher's memory is suspended, so that the follower shows nothing.", "name")
 	leases        = gauge("cuvmm_leases", "Open leases.")
 	leasedBytes   = gauge("cuvmm_leased_bytes", "Memory that open leases hold.")
 	up            = gauge("cuvmm_up", "1 if the System could be read.")
@@ -224,8 +226,16 @@ func budgets(b inspect.Budget, put func(m metric, value int, labels ...string), 
 	}
 }
 
+// flag is 1 for what is so.
+func flag(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
 func shared(s inspect.Snapshot, put func(m metric, value int, labels ...string)) {
-	type sum struct{ bytes, pinned, followers, refusing, generation int }
+	type sum struct{ bytes, pinned, followers, refusing, suspended, generation int }
 	sums := map[string]*sum{} // several servers may publish the same name
 	for _, p := range s.Publications {
 		t := sums[p.Name]
@@ -237,6 +247,7 @@ func shared(s inspect.Snapshot, put func(m metric, value int, labels ...string))
 		t.pinned += p.Pinned
 		t.followers += len(p.Followers)
 		t.generation = max(t.generation, int(p.Generation))
+		t.suspended = max(t.suspended, flag(p.Suspended))
 		for _, f := range p.Followers {
 			if f.Refused != "" {
 				t.refusing++
@@ -248,23 +259,24 @@ func shared(s inspect.Snapshot, put func(m metric, value int, labels ...string))
 		put(publishedPinned, t.pinned, name)
 		put(followers, t.followers, name)
 		put(refusals, t.refusing, name)
+		put(publishedAsleep, t.suspended, name)
 		put(generation, t.generation, name)
 	}
-	type state struct{ bytes, generation, stuck int }
+	type state struct{ bytes, generation, stuck, suspended int }
 	states := map[string]state{}
 	for _, f := range s.Followers {
 		t := states[f.Name]
 		t.bytes += f.Bytes
 		t.generation = max(t.generation, int(f.Generation))
-		if f.Stuck != "" {
-			t.stuck = 1
-		}
+		t.stuck = max(t.stuck, flag(f.Stuck != ""))
+		t.suspended = max(t.suspended, flag(f.Suspended))
 		states[f.Name] = t
 	}
 	for name, t := range states {
 		put(followed, t.bytes, name)
 		put(followedGen, t.generation, name)
 		put(followedStuck, t.stuck, name)
+		put(followedSleep, t.suspended, name)
 	}
 	bytes := 0
 	for _, l := range s.Leases {

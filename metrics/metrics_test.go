@@ -166,16 +166,16 @@ func TestWithoutASystem(t *testing.T) {
 func TestPublicationsOfOneName(t *testing.T) {
 	var got []string
 	shared(inspect.Snapshot{
-		Publications: []inspect.Publication{{Name: "w", Bytes: 5, Pinned: 1, Generation: 3, Followers: []inspect.Reader{{Refused: "no"}, {}}}, {Name: "w", Bytes: 2, Generation: 9}},
-		Followers:    []inspect.Follower{{Name: "x", Bytes: 4}, {Name: "x", Bytes: 4, Stuck: "gone"}},
+		Publications: []inspect.Publication{{Name: "w", Bytes: 5, Pinned: 1, Generation: 3, Followers: []inspect.Reader{{Refused: "no"}, {}}}, {Name: "w", Bytes: 2, Generation: 9, Suspended: true}},
+		Followers:    []inspect.Follower{{Name: "x", Bytes: 4, Suspended: true}, {Name: "x", Bytes: 4, Stuck: "gone"}},
 		Leases:       []inspect.Lease{{Bytes: 7}},
 	}, func(m metric, value int, labels ...string) {
 		name := regexp.MustCompile(`fqName: "(\w+)"`).FindStringSubmatch(m.desc.String())[1]
 		got = append(got, strings.Join(append([]string{name}, labels...), " ")+" "+string(rune('0'+value)))
 	})
 	require.ElementsMatch(t, []string{"cuvmm_publication_bytes w 7", "cuvmm_publication_pinned_bytes w 1", "cuvmm_publication_followers w 2",
-		"cuvmm_publication_refusing_followers w 1", "cuvmm_publication_generation w 9", "cuvmm_follower_bytes x 8", "cuvmm_follower_generation x 0",
-		"cuvmm_follower_stuck x 1", "cuvmm_leases 1", "cuvmm_leased_bytes 7"}, got)
+		"cuvmm_publication_refusing_followers w 1", "cuvmm_publication_generation w 9", "cuvmm_publication_suspended w 1", "cuvmm_follower_bytes x 8", "cuvmm_follower_generation x 0",
+		"cuvmm_follower_stuck x 1", "cuvmm_follower_suspended x 1", "cuvmm_leases 1", "cuvmm_leased_bytes 7"}, got)
 }
 
 // The page describes every metric, and the dashboard uses no other.

@@ -284,13 +284,13 @@ func (p picture) tables(s inspect.Snapshot) {
 		fmt.Fprintf(p.out, "%s: %s in %d blocks, %s reserved, %s at most\n", q.Title(), size(q.Requested), q.Blocks, size(q.Reserved), size(q.Peak))
 	}
 	for _, q := range s.Publications {
-		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned))
+		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them%s\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned), sleeps(q.Suspended))
 		for _, f := range q.Followers {
 			fmt.Fprintf(p.out, "  process %d has %s, %s pinned%s\n", f.PID, size(f.Bytes), size(f.Pinned), reason("refused the last generation", f.Refused))
 		}
 	}
 	for _, f := range s.Followers {
-		fmt.Fprintf(p.out, "follows %q of process %d: %s%s\n", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
+		fmt.Fprintf(p.out, "follows %q of process %d: %s%s%s\n", f.Name, f.PID, size(f.Bytes), sleeps(f.Suspended), reason("stuck", f.Stuck))
 	}
 	for _, l := range s.Leases {
 		fmt.Fprintf(p.out, "leases %s until %s\n", size(l.Bytes), l.Until.Format("15:04:05"))
@@ -315,6 +315,14 @@ func (p picture) tables(s inspect.Snapshot) {
 }
 
 // reason returns "; what: why", or "" if why is empty.
+// sleeps says that the memory of a publication is suspended.
+func sleeps(yes bool) string {
+	if yes {
+		return "; sleeps"
+	}
+	return ""
+}
+
 func reason(what, why string) string {
 	if why == "" {
 		return ""

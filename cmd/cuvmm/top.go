@@ -316,7 +316,7 @@ func writeBudgets(out io.Writer, all []inspect.Budget) {
 // writeShared writes what a process shares with others, and what else it holds.
 func writeShared(out io.Writer, s inspect.Snapshot) {
 	for _, p := range s.Publications {
-		fmt.Fprintf(out, "%8s  publishes %q: %s, %d followers, %s pinned\n", "", p.Name, size(p.Bytes), len(p.Followers), size(p.Pinned))
+		fmt.Fprintf(out, "%8s  publishes %q: %s, %d followers, %s pinned%s\n", "", p.Name, size(p.Bytes), len(p.Followers), size(p.Pinned), sleeps(p.Suspended))
 		for _, f := range p.Followers {
 			line := fmt.Sprintf("process %d has %s", f.PID, size(f.Bytes))
 			if f.Pinned > 0 {
@@ -326,7 +326,7 @@ func writeShared(out io.Writer, s inspect.Snapshot) {
 		}
 	}
 	for _, f := range s.Followers {
-		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s\n", "", f.Name, f.PID, size(f.Bytes), reason("stuck", f.Stuck))
+		fmt.Fprintf(out, "%8s  follows %q of process %d: %s%s%s\n", "", f.Name, f.PID, size(f.Bytes), sleeps(f.Suspended), reason("stuck", f.Stuck))
 	}
 	if t := s.Totals; t.Suspended > 0 {
 		fmt.Fprintf(out, "%8s  sleeps: %s of memory are suspended, of which host memory keeps %s\n", "", size(t.SuspendedBytes), size(t.KeptBytes))

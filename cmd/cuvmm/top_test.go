@@ -103,16 +103,18 @@ func TestTopOfAProcessThatStandsStill(t *testing.T) {
 func TestWhatProcessesShare(t *testing.T) {
 	var out bytes.Buffer
 	writeProcesses(&out, []process{{PID: 5, Name: "server", Offers: true, Map: &inspect.Snapshot{
-		Publications: []inspect.Publication{{Name: "weights", Bytes: 1 << 20, Pinned: 5 << 20, Followers: []inspect.Reader{
+		Publications: []inspect.Publication{{Name: "cache", Suspended: true}, {Name: "weights", Bytes: 1 << 20, Pinned: 5 << 20, Followers: []inspect.Reader{
 			{PID: 6, Bytes: 6 << 20, Pinned: 5 << 20, Since: time.Now()}, {PID: 7, Refused: "no memory"}}}},
-		Followers: []inspect.Follower{{Name: "index", PID: 8, Bytes: 2 << 20, Stuck: "the publisher is gone"}},
+		Followers: []inspect.Follower{{Name: "index", PID: 8, Bytes: 2 << 20, Stuck: "the publisher is gone"}, {Name: "layers", PID: 9, Suspended: true}},
 		Leases:    []inspect.Lease{{Bytes: 1}},
 		Totals:    cuda.Stats{Suspended: 3, SuspendedBytes: 40 << 30, KeptBytes: 30 << 30, IdleHostBytes: 2 << 30},
 		Budgets: []inspect.Budget{{Serial: 1, Name: "gpu", Limit: 60 << 30, Committed: 4 << 30, Peak: 50 << 30},
 			{Serial: 3, Parent: 1, Committed: 2 << 30, Peak: 2 << 30}},
 	}}}, "")
 	for _, want := range []string{
-		`publishes "weights": 1 MiB, 2 followers, 5 MiB pinned`,
+		"publishes \"weights\": 1 MiB, 2 followers, 5 MiB pinned\n",
+		"publishes \"cache\": 0 B, 0 followers, 0 B pinned; sleeps\n",
+		"follows \"layers\" of process 9: 0 B; sleeps\n",
 		"process 6 has 6 MiB, and keeps 5 MiB pinned\n",
 		"process 7 has 0 B; refused the last generation: no memory\n",
 		`follows "index" of process 8: 2 MiB; stuck: the publisher is gone`,

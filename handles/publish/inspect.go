@@ -20,7 +20,7 @@ func (p *Publication) inspect() {
 func (i inspected) InspectPublication() share.Publication {
 	st := i.p.Stats()
 	to := share.Publication{Name: st.Name, Base: i.p.memory.About().Base, Generation: st.Generation,
-		Bytes: uint64(st.Bytes), Pinned: uint64(st.Pinned)}
+		Bytes: uint64(st.Bytes), Pinned: uint64(st.Pinned), Suspended: st.Suspended}
 	for _, f := range st.Followers {
 		r := share.Reader{UID: -1, Since: f.Since, Generation: f.Generation, Bytes: uint64(f.Bytes), Pinned: uint64(f.Pinned), Refused: f.Refused}
 		if f.Known {
@@ -47,7 +47,8 @@ func (f *follower) inspect() {
 func (i inspectedFollower) InspectFollower() share.Follower {
 	i.f.mu.Lock()
 	defer i.f.mu.Unlock()
-	to := share.Follower{Name: i.f.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.sub.current().generation, Bytes: i.memory.Committed()}
+	to := share.Follower{Name: i.f.name, Base: i.base, PID: int(i.f.about.Exporter.PID), Generation: i.f.sub.current().generation,
+		Bytes: i.memory.Committed(), Suspended: i.f.sub.state() == Suspended}
 	if err := i.f.sub.err(); err != nil {
 		to.Stuck = err.Error()
 	}

@@ -123,9 +123,9 @@ function lists() {
   if (model.two) table("changes", changes(...model.snapshots).map(u => [u.name, (u.bytes > 0 ? "+" : "") + sizeText(u.bytes), u.ptr]));
   table("pools", (s.pools || []).map(p => [poolTitle(p) + ": " + count(p.blocks, "block"), sizeText(p.requested) + " of " + sizeText(p.reserved), undefined,
     meter(p.reserved, [[p.requested, colors.live]])]));
-  table("publications", (s.publications || []).flatMap(p => [["“" + p.name + "”, " + count((p.followers || []).length, "follower"), sizeText(p.bytes) + (p.pinned ? " + " + sizeText(p.pinned) + " pinned" : ""), () => BigInt(p.ptr)],
+  table("publications", (s.publications || []).flatMap(p => [["“" + p.name + "”, " + count((p.followers || []).length, "follower") + (p.suspended ? ", sleeps" : ""), sizeText(p.bytes) + (p.pinned ? " + " + sizeText(p.pinned) + " pinned" : ""), () => BigInt(p.ptr)],
     ...(p.followers || []).map(f => ["· process " + (f.pid || "?") + (f.refused ? ": " + f.refused : ""), f.pinned ? sizeText(f.pinned) + " pinned" : ""])]));
-  table("follows", (s.followers || []).map(f => ["“" + f.name + "” of process " + (f.pid || "?") + (f.stuck ? ": " + f.stuck : ""), sizeText(f.bytes), () => BigInt(f.ptr)]));
+  table("follows", (s.followers || []).map(f => ["“" + f.name + "” of process " + (f.pid || "?") + (f.suspended ? ", sleeps" : "") + (f.stuck ? ": " + f.stuck : ""), sizeText(f.bytes), () => BigInt(f.ptr)]));
   table("leases", (s.leases || []).map(l => ["until " + new Date(l.until).toLocaleTimeString(), sizeText(l.bytes)]));
   table("could not be given back", (s.leftovers || []).map(l => [l.what + ": " + l.error, l.bytes ? sizeText(l.bytes) : ""]));
   table("most memory", uses(side === FIRST ? model.snapshots[0] : s).map(u => [u.name + (u.count > 1 ? " × " + u.count : ""), sizeText(u.bytes), u.ptr]));

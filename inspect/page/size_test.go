@@ -52,13 +52,22 @@ func TestEveryRangeIsSeenInABrowser(t *testing.T) {
 		for _, width := range []int{1280, 420} {
 			t.Run(fmt.Sprintf("%d/%d", n, width), func(t *testing.T) {
 				t.Parallel()
-				w := browser.Window{Width: width, Height: 900, Dark: width == 420}
-				require.Equal(t, "true, of "+strconv.Itoa(n)+" seen "+strconv.Itoa(n), w.Run(t, written(t, regions(n)), count+`
-					walk();
-					const least = first, all = model.regions.length;
-					for (const g of model.groups) if (!g.state.open) toggle(g);
-					seen.clear();
-					walk();`+finish+`least + "," + bad.slice(0, 3).join() + " of " + all + " seen " + seen.size`))
+				w := browser.Window{Width: width, Height: 900}
+				all := "true, of " + strconv.Itoa(n) + " seen " + strconv.Itoa(n)
+				require.Equal(t, all+" light;"+all+" dark", w.Run(t, written(t, regions(n)), count+`
+					const out = [], folded = model.groups.filter(g => !g.state.open);
+					for (const dark of [false, true]) {
+						theme(dark);
+						pictures = 0;
+						seen.clear();
+						walk();
+						const least = first;
+						for (const g of folded) toggle(g);
+						seen.clear();
+						walk();
+						for (const g of folded) toggle(g);
+						out.push(least + "," + bad.slice(0, 3).join() + " of " + model.regions.length + " seen " + seen.size + (document.documentElement.classList.contains("dark") ? " dark" : " light"));
+					}`+finish+`out.join(";")`))
 			})
 		}
 	}
@@ -114,6 +123,15 @@ func TestNamesInABrowser(t *testing.T) {
 		out.push(selected.region_.holder);
 		find("llm");
 		out.push(selected.tag);`+finish+`out.join(";")`, s))
+}
+
+// What a publication or a follower shows sleeps, and the lists say so.
+func TestWhoSleepsInABrowser(t *testing.T) {
+	s := many(100)
+	s.Publications = []inspect.Publication{{Name: "weights", Suspended: true}, {Name: "cache"}}
+	s.Followers = []inspect.Follower{{Name: "index", PID: 7, Suspended: true}, {Name: "rows", PID: 8}}
+	require.Equal(t, "“weights”, 0 followers, sleeps;“cache”, 0 followers;“index” of process 7, sleeps;“rows” of process 8", browse(t, finish+
+		`[...document.querySelectorAll("#lists tr")].map(r => r.firstChild.textContent).filter(t => t.startsWith("“")).join(";")`, s))
 }
 
 // The page with nothing to show says so, and keeps no room for what is not there.

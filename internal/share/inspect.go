@@ -19,6 +19,7 @@ type Publication struct {
 	Base          driver.Ptr // of the published buffer
 	Generation    uint64
 	Bytes, Pinned uint64 // published; no longer published but mapped by followers
+	Suspended     bool   // nothing is shown until its memory is back
 	Followers     []Reader
 }
 
@@ -41,6 +42,7 @@ type Follower struct {
 	PID        int // of the publisher; 0 if unknown
 	Generation uint64
 	Bytes      uint64 // mapped
+	Suspended  bool   // its publisher's memory is, so that it shows nothing
 	Stuck      string // why it makes no progress, if so
 }
 
