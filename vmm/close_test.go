@@ -240,18 +240,37 @@ var dependants = []struct {
 		require.Zero(t, w.sys.Stats().Suspended)
 		require.NoError(t, w.sleep.Resume(w.ctx()), "it is over")
 	}},
-	{"Mapping, Buffer, Array", "a Suspension moves its bytes", func(t *testing.T, w *world) {
-		w.buffer(1)
-		w.m.Hold(w.far.Handle())
-		s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.far}, w.b)
+	{"Sparse", "it is suspended", func(t *testing.T, w *world) {
+		w.sparse(3)
+		r := w.ranges[0]
+		s, err := vmm.Suspend(w.ctx(), vmm.SuspendOptions{}, r)
 		require.NoError(t, err)
-		closing := make(chan error, 1)
-		go func() { closing <- w.b.Close() }()
-		require.Never(t, func() bool { return len(closing) > 0 }, 10*time.Millisecond, time.Millisecond)
-		w.m.Release(w.far.Handle())
-		require.NoError(t, <-closing)
-		require.NoError(t, s.Released().Wait(w.ctx()))
-		require.NoError(t, s.Resume(w.ctx()))
+		require.Equal(t, 3*kib64, s.Report().Given)
+		calls := w.m.Count("cuMemUnmap")
+		require.NoError(t, r.Close())
+		require.Equal(t, calls, w.m.Count("cuMemUnmap"), "nothing was mapped")
+		require.Zero(t, w.sys.Stats().Suspended)
+		require.Zero(t, w.sys.Stats().KeptBytes)
+		require.NoError(t, s.Resume(w.ctx()), "it is over")
+	}},
+	{"Mapping, Buffer, Array, Sparse", "a Suspension moves its bytes", func(t *testing.T, w *world) {
+		w.buffer(1)
+		w.sparse(1)
+		for _, m := range []interface {
+			vmm.Memory
+			Close() error
+		}{w.b, w.ranges[0]} {
+			w.m.Hold(w.far.Handle())
+			s, err := vmm.SuspendAfter(vmm.SuspendOptions{}, []*cuda.Stream{w.far}, m)
+			require.NoError(t, err)
+			closing := make(chan error, 1)
+			go func() { closing <- m.Close() }()
+			require.Never(t, func() bool { return len(closing) > 0 }, 10*time.Millisecond, time.Millisecond)
+			w.m.Release(w.far.Handle())
+			require.NoError(t, <-closing)
+			require.NoError(t, s.Released().Wait(w.ctx()))
+			require.NoError(t, s.Resume(w.ctx()))
+		}
 	}},
 	{"System", "objects live", func(t *testing.T, w *world) {
 		w.buffer(1)

@@ -332,6 +332,21 @@ func TestSuspendedFamiliesLikeAModel(t *testing.T) {
 					}
 				}
 			},
+			"forget": func() {
+				s := f.pick(func(w *twin) bool { return w.sleep != nil }).sleep
+				named := f.subset(func(w *twin) bool { return w.sleep == s })
+				var memory []vmm.Memory
+				for _, w := range named {
+					memory = append(memory, w.b)
+				}
+				require.NoError(f.rt, s.Forget(f.ctx(), memory...))
+				for _, w := range named {
+					for _, p := range w.pieces {
+						others := slices.ContainsFunc(f.owners(p), func(o *twin) bool { return !slices.Contains(named, o) })
+						p.known = p.known && (p.present || others)
+					}
+				}
+			},
 			"close": func() {
 				w := f.pick(anyTwin)
 				if rapid.Bool().Draw(f.rt, "after") {

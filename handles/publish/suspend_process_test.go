@@ -128,8 +128,16 @@ func (do mortal) start(t *testing.T, role string) *reexec.Cmd {
 	return c
 }
 
-// deaths are how many calls of each run are struck.
+// deaths are how many calls of each run are struck; CUVMM_KILL_ROUNDS has all of them struck.
 const deaths = 12
+
+// stride is from one call that is struck to the next.
+func stride(calls int) int {
+	if os.Getenv("CUVMM_KILL_ROUNDS") != "" {
+		return 1
+	}
+	return max(1, calls/deaths)
+}
 
 // A publisher that is killed at any moment of its suspensions leaves a follower with a whole version,
 // which it can take over, or with nothing, which is refused with the reason.
@@ -139,7 +147,7 @@ func TestPublishersThatAreKilledAsleep(t *testing.T) {
 	d, ctx := sys.Devices()[0], peertest.Context(t)
 	outcomes := map[bool]int{}
 	calls := 0
-	for kill := 0; kill <= calls; kill += max(1, calls/deaths) {
+	for kill := 0; kill <= calls; kill += stride(calls) {
 		do := mortal{Place: p, N: 1_000_000, Kill: kill}
 		c := do.start(t, "sleeper")
 		k, err := publish.Dial(ctx, p.socket(), publish.DialOptions{})
@@ -214,7 +222,7 @@ func TestFollowersThatAreKilledAsleep(t *testing.T) {
 	before := taken()
 	ctx := peertest.Context(t)
 	calls := 0
-	for kill := 0; kill <= calls; kill += max(1, calls/deaths) {
+	for kill := 0; kill <= calls; kill += stride(calls) {
 		c := mortal{Place: p, Kill: kill}.start(t, "mortal follower")
 		c.Send("go")
 		asleep := w.suspend(t, vmm.SuspendOptions{})

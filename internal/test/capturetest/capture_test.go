@@ -145,10 +145,16 @@ var operations = map[string]operation{
 		if err = s.Resume(w.within); err != nil {
 			return err
 		}
-		if s, err = vmm.SuspendAfter(vmm.SuspendOptions{Keep: vmm.Drop}, []*cuda.Stream{w.stream}, b); err != nil {
+		if s, err = vmm.SuspendAfter(vmm.SuspendOptions{Keep: vmm.Drop, TrimPools: true}, []*cuda.Stream{w.stream}, b); err != nil {
 			return err
 		}
-		return errors.Join(s.Released().Wait(w.within), s.Resume(w.within), b.Close())
+		if err = errors.Join(s.Released().Wait(w.within), s.Resume(w.within)); err != nil {
+			return err
+		}
+		if s, err = vmm.Suspend(w.within, vmm.SuspendOptions{Guard: true}, b); err != nil {
+			return err
+		}
+		return errors.Join(s.Forget(w.within), s.Resume(w.within), b.Close())
 	},
 	"a pool": func(w place) error {
 		p, err := pool.New(w.dev, pool.Options{Chunk: 2 * mib})
