@@ -31,6 +31,7 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	for i := range s.Memory {
 		s.Memory[i].Exported, s.Memory[i].Imported = i%3 == 0, i%3 == 1
 	}
+	s.Reservations[0].Mappings[0].Suspended = true
 	s.Pools = append(s.Pools, inspect.Pool{Serial: 99, Segments: []inspect.Segment{{Ptr: 1 << 40, Bytes: 4096, Blocks: []inspect.Block{
 		{Bytes: 512, Requested: 500, Waiting: true, Tag: "past"}, {Offset: 512, Bytes: 512, Requested: 511}}}}})
 	sizes := []int{0, 1, 1023, 1024, 1280, 1 << 20, 1<<20 + 51<<10, 99<<20 + 999<<10, 100<<20 + 512<<10, 1<<30 - 1, -5 << 18, 3<<40 + 7<<36, 1 << 52}
@@ -57,6 +58,7 @@ func TestTerminalAndPageAgree(t *testing.T) {
 		require.Equal(t, size(n), shown.Sizes[i])
 	}
 	require.Contains(t, lines, shown.Totals)
+	require.Contains(t, text.String(), " suspended\n")
 	require.Len(t, shown.Ranges, len(s.Reservations))
 	for _, r := range shown.Ranges {
 		require.Contains(t, lines, r)

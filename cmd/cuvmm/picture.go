@@ -243,7 +243,7 @@ func (p picture) draw(all []cell) {
 	}
 }
 
-// sharing describes how a reservation's memory is shared.
+// sharing describes how a reservation's memory is shared, and what of it is suspended.
 func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 	shared := map[uint64]inspect.Memory{}
 	for _, m := range s.Memory {
@@ -251,7 +251,7 @@ func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 			shared[m.ID] = m
 		}
 	}
-	aliases, exported, imported := 0, 0, 0
+	aliases, exported, imported, asleep := 0, 0, 0, 0
 	for _, m := range r.Mappings {
 		about := shared[m.Memory]
 		if about.Mappings > 1 {
@@ -263,12 +263,15 @@ func sharing(s inspect.Snapshot, r inspect.Reservation) string {
 		if about.Imported {
 			imported += m.Bytes
 		}
+		if m.Suspended {
+			asleep += m.Bytes
+		}
 	}
 	var b strings.Builder
 	for _, part := range []struct {
 		bytes int
 		what  string
-	}{{aliases, "aliased"}, {exported, "exported"}, {imported, "imported"}} {
+	}{{aliases, "aliased"}, {exported, "exported"}, {imported, "imported"}, {asleep, "suspended"}} {
 		if part.bytes > 0 {
 			fmt.Fprintf(&b, ", %s %s", size(part.bytes), part.what)
 		}

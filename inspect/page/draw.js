@@ -17,7 +17,7 @@ function paint(color) {
   if (color !== painted) context.fillStyle = painted = color;
 }
 
-const colorNames = ["bg", "text", "dim", "line", "hole", "mapped", "live", "unused", "waiting", "alias", "shared", "imported", "gone", "new", "select"];
+const colorNames = ["bg", "text", "dim", "line", "hole", "mapped", "live", "unused", "waiting", "alias", "shared", "imported", "asleep", "gone", "new", "select"];
 let inks = new Map(); // the color of text on a color
 
 function readColors() {
@@ -186,8 +186,9 @@ function drawRegion(r) {
     context.font = textFont;
     const w = context.measureText(size).width;
     write(size, textFont, colors.dim, end - w, mid, w);
-    writeAll([title, address], margin, mid, end - w - 10);
-    if (at + rowHeight < y + r.rows * rowHeight) writeAll([["of " + sizeText(r.bytes), textFont, colors.dim], address], margin, mid + rowHeight, end);
+    const more = at + rowHeight < y + r.rows * rowHeight; // a second line, which has the address
+    writeAll(more ? [title] : [title, address], margin, mid, end - w - 10);
+    if (more) writeAll([["of " + sizeText(r.bytes), textFont, colors.dim], address], margin, mid + rowHeight, end);
   }
   const from = Math.max(0, Math.floor((-y - head) / rowHeight));
   const to = Math.min(r.rows, Math.ceil((height - y - head) / rowHeight));
@@ -258,7 +259,7 @@ function drawPiece(r, o0, o1, x, scale, y, h) {
   });
   visible(itemsAt(r, event_), o0, o1, x, scale, (b, x0, x1) => drawBlock(b, x0, x1, y, strip ? h - strip - 1 : h));
   if (strip) visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
-    const flags = [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting]].filter(([flag]) => m.flags & flag);
+    const flags = [[IMPORTED, colors.imported], [SHARED, colors.shared], [ALIAS, colors.alias], [CLOSING, colors.waiting], [ASLEEP, colors.asleep]].filter(([flag]) => m.flags & flag);
     flags.forEach(([, color], i) => {
       paint(color);
       context.fillRect(x0, y + h - strip + i * strip / flags.length, Math.max(x1 - x0, 0.7), strip / flags.length);

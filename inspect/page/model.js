@@ -4,7 +4,7 @@
 // those above 2^53; offsets and sizes are numbers. This part draws nothing.
 
 const FIRST = 1, SECOND = 2; // sides: the snapshots that have an item
-const ALIAS = 1, SHARED = 2, IMPORTED = 4, CLOSING = 8;
+const ALIAS = 1, SHARED = 2, IMPORTED = 4, CLOSING = 8, ASLEEP = 16;
 
 // sizeText writes bytes as cuvmm map does in a terminal.
 function sizeText(n) {
@@ -81,7 +81,7 @@ function addSnapshot(model, s, side) {
     mine.push(to);
     for (const m of r.mappings || []) {
       const memory = model.memory.get(m.memory) || {};
-      const flags = (memory.mappings > 1 ? ALIAS : 0) | (memory.exported ? SHARED : 0) | (memory.imported ? IMPORTED : 0) | (m.closing ? CLOSING : 0);
+      const flags = (memory.mappings > 1 ? ALIAS : 0) | (memory.exported ? SHARED : 0) | (memory.imported ? IMPORTED : 0) | (m.closing ? CLOSING : 0) | (m.suspended ? ASLEEP : 0);
       merge(model, to, to.mappings, () => "m" + m.offset + ":" + m.bytes + ":" + m.memory,
         { o: m.offset, n: m.bytes, memory: m.memory, location: memory.location || "?", flags, access: m.access, kind: "mapping" }, side);
     }
@@ -215,7 +215,7 @@ function tagOf(r) {
 
 // describe says what a region is, as cuvmm map does in a terminal.
 function describe(r) {
-  const shared = [[ALIAS, "aliased"], [SHARED, "exported"], [IMPORTED, "imported"]]
+  const shared = [[ALIAS, "aliased"], [SHARED, "exported"], [IMPORTED, "imported"], [ASLEEP, "suspended"]]
     .map(([flag, what]) => [r.mappings.reduce((sum, m) => sum + (m.flags & flag ? m.n : 0), 0), what]);
   return r.holder + ": " + sizeText(r.mapped) + " mapped of " + sizeText(r.bytes) + shared.map(([n, what]) => n ? ", " + sizeText(n) + " " + what : "").join("");
 }

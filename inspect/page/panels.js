@@ -30,6 +30,7 @@ function detail(b, r) {
     line("sharing", [memory.exported ? "exported: another process may hold it" : "", memory.imported ? "imported from another process" : ""].filter(t => t).join("; "));
     line("access", m.access || "none");
     if (m.flags & CLOSING) line("state", "closed; waits for the GPU");
+    if (m.flags & ASLEEP) line("state", "suspended: no memory is there until it is resumed");
     if (b.kind === "mapping") b.stack = memory.stack || r.stack;
   }
   if (b.segment && b.segment.pinned) line("pinned", b.segment.pinned + " chunks of its segment never move");
@@ -59,6 +60,7 @@ function legend() {
   key(colors.shared, "exported", "strip");
   key(colors.imported, "imported", "strip");
   key(colors.waiting, "closed, waits", "strip");
+  key(colors.asleep, "suspended", "strip");
   key(colors.select, "selected", "frame");
 }
 

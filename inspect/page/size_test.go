@@ -130,8 +130,14 @@ func TestWhoSleepsInABrowser(t *testing.T) {
 	s := many(100)
 	s.Publications = []inspect.Publication{{Name: "weights", Suspended: true}, {Name: "cache"}}
 	s.Followers = []inspect.Follower{{Name: "index", PID: 7, Suspended: true}, {Name: "rows", PID: 8}}
-	require.Equal(t, "“weights”, 0 followers, sleeps;“cache”, 0 followers;“index” of process 7, sleeps;“rows” of process 8", browse(t, finish+
-		`[...document.querySelectorAll("#lists tr")].map(r => r.firstChild.textContent).filter(t => t.startsWith("“")).join(";")`, s))
+	asleep := &s.Reservations[0].Mappings[0]
+	asleep.Suspended = true
+	require.Equal(t, "drawn true;described true;“weights”, 0 followers, sleeps;“cache”, 0 followers;“index” of process 7, sleeps;“rows” of process 8", browse(t, `
+		const used = new Set(), fill = context.fillRect.bind(context);
+		context.fillRect = (x, y, w, h) => { used.add(painted); fill(x, y, w, h); };
+		draw();
+		const r = model.regions.find(r => r.mappings.some(m => m.flags & ASLEEP));`+finish+
+		`"drawn " + used.has(colors.asleep) + ";described " + describe(r).includes(" suspended") + ";" + [...document.querySelectorAll("#lists tr")].map(r => r.firstChild.textContent).filter(t => t.startsWith("“")).join(";")`, s))
 }
 
 // The page with nothing to show says so, and keeps no room for what is not there.
