@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -26,10 +27,21 @@ class Samples(DriverTest):
             self.assertIn(f"worker {worker}: computes with the weights of step 4, 2 tensors", out)
         self.assertIn("with both workers still following", out)
 
+    @unittest.skipUnless(os.environ.get("CUVMM_TEST_GPU") and importlib.util.find_spec("torch"), "needs a GPU and PyTorch, for which CUVMM_TEST_GPU=1 is set")
+    def test_trainers_take_turns(self) -> None:
+        """Each turn of either goes on from its last: both lose as they would alone, from one seed the same."""
+        trainers = [self.start([sys.executable, str(ROOT / "python/samples/sleep.py"), self.path("turn"), "--turns", "3", "--seed", "1"]) for _ in range(2)]
+        said = [p.communicate(timeout=300)[0].splitlines() for p in trainers]
+        self.assertEqual([p.returncode for p in trainers], [0, 0], said)
+        losses = [[line.split(";")[0] for line in lines] for lines in said]
+        self.assertEqual(losses[0], losses[1])
+        self.assertEqual(len(set(losses[0])), 3, losses)
+
     def test_arguments_that_cannot_be(self) -> None:
         """A sample ends with a line, not with a traceback."""
         for name, arguments, status, says in (("weights.py", ["--bytes", "0"], 2, "use at least 8 bytes"), ("follow.py", [self.path("none"), "x"], 1, "no process serves"),
-                                              ("train.py", ["/nowhere/a", "b"], 1, "folder '/nowhere' does not exist")):
+                                              ("train.py", ["/nowhere/a", "b"], 1, "folder '/nowhere' does not exist"),
+                                              ("sleep.py", ["--turns", "0", self.path("turn")], 2, "at least one layer and one turn")):
             done = subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *arguments], env=environment(), capture_output=True, text=True, timeout=120)
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertIn(says, done.stderr)
