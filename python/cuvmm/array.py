@@ -119,8 +119,16 @@ def close_at_exit(close: Callable[[], None], error: Any) -> None:
     except InUseError as e:
         if error is None:
             raise
-        threading.Thread(target=_close_later, args=(close,), name="cuvmm close", daemon=True).start()
         warnings.warn(f"{e}; it is closed when they are gone", ResourceWarning, stacklevel=3)
+        close_when_unused(close)
+
+
+def close_when_unused(close: Callable[[], None]) -> None:
+    """Closes, or has a thread close once the arrays and tensors that are in use are gone."""
+    try:
+        close()
+    except InUseError:
+        threading.Thread(target=_close_later, args=(close,), name="cuvmm close", daemon=True).start()
 
 
 def _close_later(close: Callable[[], None]) -> None:
@@ -341,4 +349,4 @@ class _Work:
         self._undo.close()
 
 
-__all__ = ["Array", "ElementType", "Users", "close_at_exit"]
+__all__ = ["Array", "ElementType", "Users", "close_at_exit", "close_when_unused"]

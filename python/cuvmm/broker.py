@@ -17,7 +17,7 @@ from ._layout import placed
 from ._manifest import Placed, parse
 from ._process import OfProcess
 from ._undo import File
-from .array import close_at_exit
+from .array import close_at_exit, close_when_unused
 from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, Message, dial
@@ -94,7 +94,10 @@ class Object(Tensors):
 
 
 class Writer(Tensors):
-    """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up."""
+    """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up.
+
+    Tensors of it that outlive the statement are read-only from then on, and keep the memory mapped.
+    """
 
     def __init__(self, o: Object, manifest: bytes) -> None:
         self._object, self._manifest, self._committed = o, manifest, False
@@ -131,7 +134,7 @@ class Writer(Tensors):
         if error is not None:
             close_at_exit(self.close, error)
         elif not self._committed:
-            close_at_exit(self.commit().close, None)
+            close_when_unused(self.commit().close)  # what a loop over the tensors has left is read-only by now
 
 
 class Broker(OfProcess):
@@ -149,6 +152,9 @@ class Broker(OfProcess):
         self._join(first)
         self._watch = threading.Thread(target=self._come_back, name="cuvmm broker", daemon=True)
         self._watch.start()
+
+    def __repr__(self) -> str:
+        return f"<cuvmm.Broker at {self._path!r}>"
 
     def __enter__(self) -> "Broker":
         return self

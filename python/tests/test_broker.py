@@ -110,6 +110,31 @@ class BrokerTest(DriverTest):
             with self.assertRaises(cuvmm.ArgumentError):
                 b.writer("model", like)
 
+    def test_objects_are_themselves(self) -> None:
+        """Several of one client are told apart, open or closed, whatever they hold."""
+        b = self.connect()
+        with b.writer("model", LIKE):
+            pass
+        first, second = b.attach("model"), b.attach("model")
+        self.assertNotEqual(first, second)
+        self.assertEqual(len({first, second}), 2)
+        for o in (second, first):
+            o.close()
+            o.close()
+        self.assertEqual(b._held, {})
+
+    def test_a_tensor_that_outlives_the_writing(self) -> None:
+        """A loop over the tensors leaves its last one behind, which hinders nobody."""
+        b = self.connect()
+        with b.writer("model", LIKE) as w:
+            for _, t in w.items():
+                put(t, bytes(t.nbytes))
+        with self.assertRaises(cuvmm.InUseError):
+            b.close()
+        self.assertEqual(t.tobytes(), bytes(t.nbytes))
+        del t
+        await_that(lambda: not b._held, "the memory is given up")
+
     def test_one_fills_and_others_attach(self) -> None:
         a, b = self.connect(), self.connect()
         filled: List[cuvmm.Writer] = []
