@@ -140,7 +140,7 @@ def load(path: str) -> ctypes.CDLL:
 
 def loaded() -> ctypes.CDLL:
     if _library is None:
-        raise NotSupported("the pool is not in use", "call cuvmm.torch.use_pool first")
+        raise NotSupported("no memory of cuvmm.torch is in use", "call use_pool, pool, region or extensible first")
     return _library
 
 
