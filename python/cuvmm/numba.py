@@ -23,13 +23,9 @@ _cuda: Any = importlib.import_module("numba.cuda")
 
 
 def _pointer(address: int) -> Any:
-    """An address as Numba takes it from the bindings that it is set to use."""
-    if not getattr(importlib.import_module("numba").config, "CUDA_USE_NVIDIA_BINDING", False):
-        return ctypes.c_uint64(address)
-    try:
-        return importlib.import_module("cuda.bindings.driver").CUdeviceptr(address)
-    except ImportError:  # before version 12.8
-        return importlib.import_module("cuda.cuda").CUdeviceptr(address)
+    """An address as Numba takes it: from NVIDIA's bindings, if it uses them, as versions of today always do."""
+    binding = getattr(importlib.import_module("numba.cuda.cudadrv.driver"), "binding", None)
+    return ctypes.c_uint64(address) if binding is None else binding.CUdeviceptr(address)
 
 
 class PoolManager(_cuda.HostOnlyCUDAMemoryManager):  # type: ignore[misc]
