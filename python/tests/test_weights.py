@@ -122,7 +122,7 @@ class Loads(DriverTest):
         names = {"F16": "float16", "F32": "float32", "I64": "int64", "BOOL": "bool"}  # of those that NumPy has
         given = [g for g in assorted() if g.dtype in names]
         path = os.path.join(self.folder, "theirs.safetensors")
-        package.save_file({g.name: numpy.frombuffer(g.data, names[g.dtype]).reshape(g.shape) for g in given}, path, {"format": "pt"})
+        package.save_file({g.name: numpy.ndarray(g.shape, names[g.dtype], bytearray(g.data) or None) for g in given}, path, {"format": "pt"})
         with cuvmm.load_file(path) as weights:
             self.assertEqual(weights.metadata, {"format": "pt"})
             self.holds(weights, given)
