@@ -109,6 +109,28 @@ func TestServeKeepsWhatWasWritten(t *testing.T) {
 	c.end(t)
 }
 
+// The broker of a keeper that is killed ends at once, and leaves its socket to the next.
+func TestABrokerEndsWithItsKeeper(t *testing.T) {
+	folder := t.TempDir()
+	c := serving(t, folder)
+	ctx := peertest.Context(t)
+	k, err := broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	require.NoError(t, k.Close())
+	require.NoError(t, c.Process.Kill())
+	_ = c.Wait()
+	require.Eventually(t, func() bool {
+		k, err := broker.Dial(ctx, c.path, broker.DialOptions{})
+		return err != nil || k.Close() != nil
+	}, peertest.Guard, time.Millisecond)
+	require.NoError(t, c.sys.Close())
+	next := serving(t, folder, "-socket", c.path)
+	k, err = broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	require.NoError(t, k.Close())
+	next.end(t)
+}
+
 // Objects are saved from one broker and loaded into the next, and what a process wrote to them is found.
 func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	folder, images := t.TempDir(), t.TempDir()

@@ -67,6 +67,7 @@ type object struct {
 	// sealing: its seal is being written to the keeper, so it neither ends nor is sealed twice.
 	sealing bool
 	making  bool   // its memory is being made
+	awaited bool   // it is kept, and its publisher may come back
 	files   *files // nil until the memory is there
 }
 
@@ -302,6 +303,16 @@ func (b *books) release(h holder, key keeper.Key) (gone []*object) {
 	return b.passing(o)
 }
 
+// holds reports whether a client holds anything.
+func (b *books) holds(h holder) bool {
+	for _, o := range b.objects {
+		if _, there := o.holders[h]; there {
+			return true
+		}
+	}
+	return false
+}
+
 // leave ends all holds of a holder, whose process has ended.
 func (b *books) leave(h holder) (gone []*object) {
 	for _, o := range b.newestFirst() {
@@ -320,6 +331,7 @@ func (b *books) newestFirst() []*object {
 func (b *books) settle() (gone []*object) {
 	b.returning = false
 	for _, o := range b.newestFirst() {
+		o.awaited = false
 		gone = append(gone, b.passing(o)...)
 	}
 	return gone
@@ -413,7 +425,7 @@ func (b *books) restore(e *keeper.Entry) error {
 	if beside := map[state]int{writing: 0, sealed: 1, kept: 1}; o.State == ended || len(e.Files) != n+beside[o.State] {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
-	o.bytes, o.descriptors = o.memory.Size(), n+1
+	o.bytes, o.descriptors, o.awaited = o.memory.Size(), n+1, o.State == kept
 	o.files = &files{chunks: e.Files[:n:n]}
 	if len(e.Files) > n {
 		o.files.beside = e.Files[n]

@@ -19,7 +19,6 @@ import (
 	"github.com/cuvmm/cuvmm/internal/fd"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
-	"github.com/cuvmm/cuvmm/internal/sock"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -41,19 +40,11 @@ type Broker struct {
 	changed chan struct{}
 	// present are the clients that are connected, or whose process lives.
 	present  map[holder]*presence
-	sessions int
+	sessions int            // those, too, that hold something without one
 	ofUser   map[uint32]int // sessions, too
 	// dropping is how many objects ended whose files are not closed yet.
 	dropping int
 	counted  Status // what has been counted
-}
-
-// presence is what a broker knows of a client's process.
-type presence struct {
-	of       peer.Credentials
-	sessions map[*session]struct{}
-	// watched: the end of the process will be noticed. Otherwise the end of its last session counts.
-	watched bool
 }
 
 // Options configure a Broker. The zero value keeps objects as long as the broker lives, without
@@ -110,6 +101,10 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 		return nil, err
 	}
 	b.ctx, b.end = context.WithCancelCause(context.Background())
+	if b.keeper != nil {
+		b.running.Go(b.followKeeper)
+	}
+	b.watchExpected()
 	b.running.Go(func() {
 		if wait.Sleep(b.ctx, o.Return) {
 			b.change(func() []*object { return b.books.settle() })
@@ -131,7 +126,11 @@ func (b *Broker) restore(ctx context.Context, op string) error {
 		for _, f := range all[i].Files {
 			link.Of(f).SetForeign(false) // the keeper has them from a broker
 		}
-		if err := b.books.restore(&all[i]); err != nil {
+		restore := b.books.restore
+		if isClient(&all[i]) {
+			restore = b.expect
+		}
+		if err := restore(&all[i]); err != nil {
 			for _, e := range all {
 				_ = e.Close()
 			}
@@ -238,14 +237,22 @@ func (b *Broker) enter(uid uint32) error {
 	if most := max(most/othersShare, 1); uid != 0 && int(uid) != os.Geteuid() && b.ofUser[uid] >= most {
 		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d are the most", b.ofUser[uid]+1, uid, most), "disconnect another first")
 	}
+	b.enterLocked(uid)
+	return nil
+}
+
+func (b *Broker) enterLocked(uid uint32) {
 	b.sessions++
 	b.ofUser[uid]++
-	return nil
 }
 
 func (b *Broker) leave(uid uint32) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.leaveLocked(uid)
+}
+
+func (b *Broker) leaveLocked(uid uint32) {
 	b.sessions--
 	if b.ofUser[uid]--; b.ofUser[uid] == 0 {
 		delete(b.ofUser, uid)
@@ -312,6 +319,15 @@ func (b *Broker) fail(err error) {
 	b.end(err)
 }
 
+// followKeeper ends the broker when its keeper ends, with which the objects do.
+func (b *Broker) followKeeper() {
+	select {
+	case <-b.keeper.Over():
+		b.fail(errs.Peer("broker.Broker.Serve", peer.ErrGone, "the keeper", "end this process: with another keeper it starts anew"))
+	case <-b.ctx.Done():
+	}
+}
+
 // change changes the books, and closes what ended by that: the keeper's files first, so that no later
 // broker serves it.
 func (b *Broker) change(f func() []*object) {
@@ -367,53 +383,6 @@ func (b *Broker) unuse(f *files) {
 	if last {
 		f.close()
 	}
-}
-
-// arrive notes a session of a client, and watches its process.
-func (b *Broker) arrive(s *session, c *sock.Conn) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.present[s.h]
-	if p == nil {
-		p = &presence{of: s.of.Credentials, sessions: map[*session]struct{}{}}
-		b.present[s.h] = p
-	}
-	p.sessions[s] = struct{}{}
-	if p.watched || c == nil {
-		return
-	}
-	process, err := c.Process()
-	if err != nil {
-		return // of another namespace, on a kernel before 6.5
-	}
-	p.watched = true
-	b.running.Go(func() {
-		defer func() { _ = process.Close() }()
-		err := process.Wait(b.ctx)
-		if err != nil && b.ctx.Err() != nil {
-			return
-		}
-		b.mu.Lock()
-		p.watched = false
-		b.mu.Unlock()
-		b.depart(s.h, nil)
-	})
-}
-
-// depart notes the end of a session, if there is one, and ends what the client held if its process is gone.
-func (b *Broker) depart(h holder, s *session) {
-	b.change(func() []*object {
-		p := b.present[h]
-		if p == nil {
-			return nil
-		}
-		delete(p.sessions, s)
-		if len(p.sessions) > 0 || p.watched {
-			return nil
-		}
-		delete(b.present, h)
-		return b.books.leave(h)
-	})
 }
 
 // grant returns what a caller may do with objects of a name.

@@ -195,7 +195,7 @@ func TestAnObjectOutlivesItsWriterAndTheBroker(t *testing.T) {
 		require.Zero(t, all[0].Holders)
 		require.NoError(t, reader.Remove(peertest.Context(t), "w", 0))
 		require.ErrorIs(t, reader.Remove(peertest.Context(t), "w", 0), broker.ErrUnknown)
-		require.Equal(t, 1, h.keeper.Len(), "the counter of versions")
+		require.Equal(t, 2, h.keeper.Len(), "the counter of versions, and the client that wrote")
 		_, _, err = d.MemoryInfo() // the software driver closes what others held until now
 		require.NoError(t, err)
 	})

@@ -64,7 +64,7 @@ func TestEveryFailure(t *testing.T) {
 					left, err := k.List(ctx)
 					require.NoError(t, err, at)
 					require.Empty(t, left, at)
-					require.Equal(t, 1, h.keeper.Len(), at)
+					require.Equal(t, 2, h.keeper.Len(), at)
 					require.Empty(t, sys.Leftovers(), at)
 					require.Equal(t, taken, used(t, own), at)
 				}

@@ -3,6 +3,7 @@
 package broker
 
 import (
+	"bytes"
 	"context"
 	"testing"
 	"time"
@@ -34,7 +35,7 @@ func against(t *testing.T, b *Broker, silent bool) *raw {
 	x := &raw{t, near, make(chan error, 1)}
 	go func() { x.ended <- b.ServeConn(context.Background(), far) }()
 	if !silent {
-		x.send(peer.Message{Kind: wire.BrokerHello, Body: make([]byte, 16)})
+		x.send(peer.Message{Kind: wire.BrokerHello, Body: bytes.Repeat([]byte{9}, 16)})
 	}
 	return x
 }
@@ -77,10 +78,11 @@ func TestClientsThatBreakTheProtocolAreCutOff(t *testing.T) {
 		do     func(x *raw)
 		kind   error
 	}{
-		"says nothing":         {true, func(*raw) {}, peer.ErrTimeout},
-		"begins with no hello": {true, func(x *raw) { x.send((&request{kind: wire.BrokerList}).pack()) }, peer.ErrProtocol},
-		"says hello twice":     {false, func(x *raw) { x.send(peer.Message{Kind: wire.BrokerHello, Body: make([]byte, 16)}) }, peer.ErrProtocol},
-		"sends a reply":        {false, func(x *raw) { x.send((&reply{kind: wire.BrokerDone}).pack()) }, peer.ErrProtocol},
+		"says nothing":          {true, func(*raw) {}, peer.ErrTimeout},
+		"begins with no hello":  {true, func(x *raw) { x.send((&request{kind: wire.BrokerList}).pack()) }, peer.ErrProtocol},
+		"has a number of zeros": {true, func(x *raw) { x.send(peer.Message{Kind: wire.BrokerHello, Body: make([]byte, 16)}) }, peer.ErrProtocol},
+		"says hello twice":      {false, func(x *raw) { x.send(peer.Message{Kind: wire.BrokerHello, Body: make([]byte, 16)}) }, peer.ErrProtocol},
+		"sends a reply":         {false, func(x *raw) { x.send((&reply{kind: wire.BrokerDone}).pack()) }, peer.ErrProtocol},
 	} {
 		t.Run(name, func(t *testing.T) {
 			x := against(t, b, c.silent)
@@ -100,6 +102,9 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	elsewhere.device[0]++
 	huge.bytes = maxBytes
 	x.refused(cuda.ErrNotSupported, elsewhere)
+	mine := create
+	copy(mine.key[:], bytes.Repeat([]byte{9}, 16))
+	x.refused(peer.ErrRefused, mine) // which would be the entry of the client
 	x.refused(cuda.ErrOutOfMemory, huge)
 	x.refused(ErrUnknown, request{kind: wire.BrokerAttach, name: "w"})
 	x.refused(ErrUnknown, request{kind: wire.BrokerRemove, name: "w"})

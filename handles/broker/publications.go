@@ -22,7 +22,16 @@ func (b *books) keptAs(name string) *object {
 }
 
 // published reports whether a process publishes what is kept, or may come back for it.
-func (b *books) published(o *object) bool { return len(o.holders) > 0 || b.returning }
+func (b *books) published(o *object) bool { return len(o.holders) > 0 || o.awaited }
+
+// expect notes that the process of a client lives, unless it will be said to have left.
+func (b *books) expect(h holder) {
+	for _, o := range b.objects {
+		if o.State == kept && o.Writer == h {
+			o.holders[h], o.awaited = false, false
+		}
+	}
+}
 
 // keep makes a client the publisher of what is kept under a name, or of what is added: chunks of those sizes. A
 // client that asks again, because it did not learn the outcome, has the same key.
@@ -56,7 +65,7 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 		}
 	}
 	r.Memory = o.Memory
-	o.record = r
+	o.record, o.awaited = r, false
 	o.holders[r.Writer] = false
 	return o, nil
 }

@@ -53,8 +53,8 @@ func (s *session) run(ctx context.Context) error {
 	if err != nil {
 		return s.fail(err)
 	}
-	s.b.arrive(s, socket)
-	defer s.b.depart(s.h, s)
+	p := s.b.arrive(s, socket)
+	defer s.b.depart(s.h, p, func() { delete(p.sessions, s) })
 	for {
 		m, err := s.c.Receive(ctx)
 		if err != nil {
@@ -102,7 +102,9 @@ func (s *session) hello(ctx context.Context) error {
 		_ = m.Close()
 		return s.fail(errs.Violation("a message of kind %#x, where a client's number belongs", m.Kind))
 	}
-	copy(s.h[:], m.Body)
+	if copy(s.h[:], m.Body); s.h == holder(counter) {
+		return s.fail(errs.Violation("a number of zeros"))
+	}
 	return nil
 }
 
@@ -282,9 +284,16 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 		return nil, err
 	}
 	b := s.b
+	if err := b.remember(s); err != nil {
+		return nil, err
+	}
 	b.mu.Lock()
 	of := record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}
 	var o *object
+	if b.present[holder(r.key)] != nil {
+		b.mu.Unlock()
+		return nil, errs.Violation("a key that is the number of a client")
+	}
 	if r.kind == wire.BrokerKeep {
 		o, err = b.books.keep(op, r, of, sizes, may.Quota)
 	} else {

@@ -14,7 +14,7 @@ type Status struct {
 	Ready bool
 	// Since is when the broker began.
 	Since time.Time
-	// Clients are connected.
+	// Clients are connected, or hold something although they are not.
 	Clients int
 	// Objects are committed, and Writing are being written. Bytes is what counts, also of objects that
 	// ended and are held yet; Limit bounds it, and is 0 without one.

@@ -67,20 +67,38 @@ func hasEnded(n int) bool {
 	return err == nil && ended
 }
 
-// Dup returns another descriptor of the process.
-func (p *Process) Dup() (*Process, error) {
-	raw, err := p.f.SyscallConn()
-	if err != nil {
-		return nil, err
-	}
-	n := -1
-	if e := raw.Control(func(s uintptr) { n, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
-		return nil, e
+// ProcessOf returns the process of a descriptor, which stays the caller's.
+func ProcessOf(n int) (*Process, error) {
+	n, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 0)
+	if err == nil {
+		err = unix.SetNonblock(n, true)
 	}
 	if err != nil {
 		return nil, os.NewSyscallError("fcntl", err)
 	}
 	return &Process{os.NewFile(uintptr(n), "process")}, nil
+}
+
+// Dup returns another descriptor of the process.
+func (p *Process) Dup() (*Process, error) {
+	n, err := p.FD()
+	if err != nil {
+		return nil, err
+	}
+	return &Process{os.NewFile(uintptr(n), "process")}, nil
+}
+
+// FD returns the number of another descriptor of the process, which the caller closes.
+func (p *Process) FD() (int, error) {
+	raw, err := p.f.SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	n := -1
+	if e := raw.Control(func(s uintptr) { n, err = unix.FcntlInt(s, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
+		return -1, e
+	}
+	return n, os.NewSyscallError("fcntl", err)
 }
 
 // Close closes the descriptor.

@@ -2,11 +2,13 @@ package keeper
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -17,10 +19,51 @@ import (
 type Client struct {
 	mu sync.Mutex
 	c  *peer.Conn
+	// messages are what the keeper sends; over is closed when nothing more comes, for the reason why.
+	messages chan peer.Message
+	over     chan struct{}
+	why      error
 }
 
 // NewClient makes a client of a connection to a keeper, which the caller closes.
-func NewClient(c *peer.Conn) *Client { return &Client{c: c} }
+func NewClient(c *peer.Conn) *Client {
+	k := &Client{c: c, messages: make(chan peer.Message), over: make(chan struct{})}
+	go k.read()
+	return k
+}
+
+// read receives all the time, so that the end of the keeper is noticed between requests, too.
+func (k *Client) read() {
+	defer close(k.over)
+	for {
+		m, err := k.c.Receive(context.Background())
+		if err != nil {
+			k.why = err
+			return
+		}
+		select {
+		case k.messages <- m:
+		case <-link.Of(k.c).Over():
+			k.why = errors.Join(peer.ErrGone, m.Close())
+			return
+		}
+	}
+}
+
+// Over is closed when the connection has ended, as it does with the keeper.
+func (k *Client) Over() <-chan struct{} { return k.over }
+
+// receive returns the next message of the keeper.
+func (k *Client) receive(ctx context.Context) (m peer.Message, err error) {
+	select {
+	case m = <-k.messages:
+		return m, nil
+	case <-k.over:
+		return m, k.why
+	case <-ctx.Done():
+		return m, ctx.Err()
+	}
+}
 
 // Write adds an entry, or replaces the record of the one with the same key and adds to its files.
 // The files stay the caller's. An entry that the keeper has no room for is peer.ErrTooLarge.
@@ -62,12 +105,12 @@ func (k *Client) request(ctx context.Context, op string, send func() error) (all
 		}
 	}()
 	if err := send(); err != nil {
-		return nil, k.over(op, err)
+		return nil, k.failed(op, err)
 	}
 	for {
-		m, err := k.c.Receive(ctx)
+		m, err := k.receive(ctx)
 		if err != nil {
-			return all, k.over(op, err)
+			return all, k.failed(op, err)
 		}
 		switch m.Kind {
 		case wire.KeepDone:
@@ -75,20 +118,20 @@ func (k *Client) request(ctx context.Context, op string, send func() error) (all
 		case wire.KeepRefused:
 			return all, errs.Peer(op, peer.ErrTooLarge, "refused: "+errs.Words(string(m.Body)), "drop entries that are not needed")
 		case wire.KeepWrite:
-			e, err := receiveEntry(ctx, k.c, m)
+			e, err := receiveEntry(ctx, k.receive, m)
 			if err != nil {
-				return all, k.over(op, err)
+				return all, k.failed(op, err)
 			}
 			all = append(all, e)
 		default:
 			_ = m.Close()
-			return all, k.over(op, errs.Violation("a reply of kind %#x of a keeper", m.Kind))
+			return all, k.failed(op, errs.Violation("a reply of kind %#x of a keeper", m.Kind))
 		}
 	}
 }
 
-// over ends the connection: a later reply could be taken for that of another request.
-func (k *Client) over(op string, err error) error {
+// failed ends the connection: a later reply could be taken for that of another request.
+func (k *Client) failed(op string, err error) error {
 	_ = k.c.Close()
 	return errs.PeerCause(err, op, nil, "the keeper did not reply", "end this process: the keeper starts another")
 }

@@ -80,7 +80,7 @@ func (k *Keeper) Serve(ctx context.Context, c *peer.Conn) error {
 func (k *Keeper) serve(ctx context.Context, c *peer.Conn, m peer.Message) error {
 	switch m.Kind {
 	case wire.KeepWrite:
-		e, err := receiveEntry(ctx, c, m)
+		e, err := receiveEntry(ctx, c.Receive, m)
 		if err != nil {
 			return err
 		}

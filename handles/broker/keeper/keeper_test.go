@@ -269,9 +269,10 @@ func replaced() error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- k.Serve(context.Background(), near) }()
+	client := keeper.NewClient(c)
 	for i := range 3 {
 		e := keeper.Entry{Key: keeper.Key{byte(i)}, Record: []byte{byte(i)}, Files: files(panics{}, 10*i, 70)}
-		if err := keeper.NewClient(c).Write(context.Background(), e); err != nil {
+		if err := client.Write(context.Background(), e); err != nil {
 			return err
 		}
 		if err := e.Close(); err != nil {

@@ -52,7 +52,7 @@ func sendEntry(ctx context.Context, c *peer.Conn, kind uint16, e *Entry) error {
 }
 
 // receiveEntry receives the entry that begins with a message. After an error its files are closed.
-func receiveEntry(ctx context.Context, c *peer.Conn, m peer.Message) (e Entry, err error) {
+func receiveEntry(ctx context.Context, receive func(context.Context) (peer.Message, error), m peer.Message) (e Entry, err error) {
 	e.Files = m.FDs
 	defer func() {
 		if err != nil {
@@ -70,7 +70,7 @@ func receiveEntry(ctx context.Context, c *peer.Conn, m peer.Message) (e Entry, e
 		return e, errs.Violation("an entry of %d files, where %d are the most", n, MaxFiles)
 	}
 	for len(e.Files) < n {
-		more, err := c.Receive(ctx)
+		more, err := receive(ctx)
 		if err != nil {
 			return e, err
 		}
