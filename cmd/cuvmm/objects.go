@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
 	"flag"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode/utf8"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
@@ -133,10 +135,20 @@ func (r *objectsRun) list([]string) error {
 		return err
 	}
 	if *r.o.json {
-		return writeJSON(r.json, all)
+		listed := make([]listedObject, len(all))
+		for i, l := range all {
+			listed[i] = listedObject{l, l.Device.String()}
+		}
+		return writeJSON(r.json, listed)
 	}
 	writeObjects(r.out, all)
 	return nil
+}
+
+// listedObject is a listing as JSON, which names the device as nvidia-smi does.
+type listedObject struct {
+	broker.Listing
+	Device string
 }
 
 func writeObjects(out io.Writer, all []broker.Listing) {
@@ -256,9 +268,27 @@ func (r *objectsRun) verify(names []string) error {
 
 const imageSuffix = ".safetensors"
 
+// mostImageName leaves room in the name of a file, of 255 bytes, for what it is called until it is complete.
+const mostImageName = 180
+
+// imageFile returns the name of the file of an object's image. A name that is too long for one is cut, and told from
+// others by its digest: the image has all of it.
+func imageFile(name string) string {
+	short := name
+	for len(url.PathEscape(short)) > mostImageName {
+		_, n := utf8.DecodeLastRuneInString(short)
+		short = short[:len(short)-n]
+	}
+	if short == name {
+		return url.PathEscape(name) + imageSuffix
+	}
+	sum := sha256.Sum256([]byte(name))
+	return fmt.Sprintf("%s-%x%s", url.PathEscape(short), sum[:8], imageSuffix)
+}
+
 func (r *objectsRun) save(args []string) error {
 	return r.each(args[1:], func(o *broker.Object) (string, error) {
-		path := filepath.Join(args[0], url.PathEscape(o.About().Name)+imageSuffix)
+		path := filepath.Join(args[0], imageFile(o.About().Name))
 		if len(args) == 1 && len(o.Manifest().Tensors) == 0 {
 			return "not saved: its manifest has no tensors", nil
 		}
@@ -293,6 +323,9 @@ func filesIn(path string) ([]string, error) {
 		if strings.HasSuffix(e.Name(), imageSuffix) {
 			all = append(all, filepath.Join(path, e.Name()))
 		}
+	}
+	if err == nil && len(all) == 0 {
+		err = fmt.Errorf("folder %s has no file that ends in %s: name one with images, or a file", errs.Plain(path), imageSuffix)
 	}
 	return all, err
 }
@@ -340,6 +373,9 @@ func (r *objectsRun) status([]string) error {
 	if err != nil {
 		return err
 	}
+	if s.Warning != "" {
+		fmt.Fprintf(r.out, "# warning: %s\n", errs.Words(s.Warning))
+	}
 	for _, m := range []struct {
 		name, kind string
 		value      any
@@ -354,6 +390,7 @@ func (r *objectsRun) status([]string) error {
 		{"commits_total", "counter", s.Commits},
 		{"attaches_total", "counter", s.Attaches},
 		{"refusals_total", "counter", s.Refusals},
+		{"warning", "gauge", map[bool]int{true: 1}[s.Warning != ""]},
 	} {
 		fmt.Fprintf(r.out, "# TYPE cuvmm_broker_%s %s\ncuvmm_broker_%s %v\n", m.name, m.kind, m.name, m.value)
 	}

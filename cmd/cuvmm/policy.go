@@ -17,6 +17,8 @@ type policyFile struct {
 	current atomic.Pointer[broker.Policy]
 	// read is the file as it was when it was read last.
 	read os.FileInfo
+	// wrong is why the policy that is in force is not the file's.
+	wrong atomic.Pointer[string]
 }
 
 // reread is how often the file is looked at.
@@ -24,6 +26,28 @@ const reread = 500 * time.Millisecond
 
 // load reads the file. After an error the policy stays as it was.
 func (p *policyFile) load() error {
+	err := p.parse()
+	p.isWrong(err)
+	return err
+}
+
+func (p *policyFile) isWrong(err error) {
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	p.wrong.Store(&text)
+}
+
+// warning is broker.Options.Warning.
+func (p *policyFile) warning() string {
+	if why := p.wrong.Load(); why != nil && *why != "" {
+		return "the policy that is in force is not the file's: " + *why
+	}
+	return ""
+}
+
+func (p *policyFile) parse() error {
 	info, err := os.Stat(p.path)
 	if err == nil && !info.Mode().IsRegular() {
 		err = fmt.Errorf("%s is no file", p.path) // reading a pipe would wait
@@ -48,7 +72,9 @@ func (p *policyFile) load() error {
 func (p *policyFile) changed() bool {
 	info, err := os.Stat(p.path)
 	if err != nil {
-		return false // it is being replaced
+		gone := p.read != nil
+		p.read = nil // whatever comes in its place is read
+		return gone
 	}
 	return p.read == nil || !os.SameFile(info, p.read) || info.Size() != p.read.Size() || !info.ModTime().Equal(p.read.ModTime())
 }
@@ -67,7 +93,7 @@ func (p *policyFile) watch(ctx context.Context, log *slog.Logger) {
 			continue
 		}
 		if err := p.load(); err != nil {
-			log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err)
+			log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err) // once, until the file changes
 			continue
 		}
 		log.Info("cuvmm: the policy was read", "file", p.path)

@@ -159,6 +159,8 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	}
 	write("../odd name", m, broker.CreateOptions{})
 	write("plain", m, broker.CreateOptions{})
+	long := strings.Repeat("ü", 127) // 254 bytes, 762 of them escaped
+	write(long, m, broker.CreateOptions{})
 	write("empty", nil, broker.CreateOptions{})
 	write("fleeting", m, broker.CreateOptions{Ephemeral: true})
 	objects := func(s *served, args ...string) (code int, out, complaints string) {
@@ -172,18 +174,19 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 		return out
 	}
 	list := does(first)
-	require.Regexp(t, `(?m)^"fleeting" +4, ephemeral +2 MiB +`+d.UUID().String()+` +\d+ .* `+strconv.Itoa(os.Getpid())+`$`, list)
+	require.Regexp(t, `(?m)^"fleeting" +5, ephemeral +2 MiB +`+d.UUID().String()+` +\d+ .* `+strconv.Itoa(os.Getpid())+`$`, list)
 	require.Contains(t, does(first, "-json"), `"Name": "plain"`)
+	require.Contains(t, does(first, "-json"), `"Device": "`+d.UUID().String()+`"`)
 	h := thisHost()
 	h.command = smi("", nil)
 	var top, complaintsOfTop bytes.Buffer
 	require.Equal(t, exitOK, run([]string{"top", "-socket", first.path}, &top, &complaintsOfTop, h), complaintsOfTop.String())
-	require.Regexp(t, `(?m)^ +`+strconv.Itoa(os.Getpid())+` .*\n +holds object "fleeting", version 4: 2 MiB$`, top.String())
+	require.Regexp(t, `(?m)^ +`+strconv.Itoa(os.Getpid())+` .*\n +holds object "fleeting", version 5: 2 MiB$`, top.String())
 	require.Contains(t, top.String(), "objects of the broker at "+first.path+":\nNAME")
 	snapshot, err := inspect.Take(first.sys)
 	require.NoError(t, err)
 	require.Contains(t, fmt.Sprintf("%+v", snapshot), "object fleeting", "maps name them")
-	require.Equal(t, "\"../odd name\", version 1: has no digests\n\"empty\", version 3: has no digests\n\"plain\", version 2: has no digests\n", does(first, "verify"))
+	require.Equal(t, "\"../odd name\", version 1: has no digests\n\"empty\", version 4: has no digests\n\"plain\", version 2: has no digests\n\""+long+"\", version 3: has no digests\n", does(first, "verify"))
 	write("partly", &handles.Manifest{Bytes: 1 << 20, Tensors: []handles.Tensor{
 		{Name: "t", Element: handles.Uint8, Shape: []int{5}, Offset: 4096, Digest: "crc32c:00000000"}, {Name: "u", Element: handles.Uint8, Shape: []int{5}, Offset: 8192},
 	}}, broker.CreateOptions{})
@@ -195,10 +198,15 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, complaints, "has no digest; commit it with")
 	require.Contains(t, complaints, "no such object", "and it goes on")
-	require.Contains(t, does(first, "save", images), `"empty", version 3: not saved`)
+	require.Contains(t, does(first, "save", images), `"empty", version 4: not saved`)
 	names, err := filepath.Glob(images + "/*")
 	require.NoError(t, err)
-	require.Equal(t, []string{images + "/..%2Fodd%20name.safetensors", images + "/plain.safetensors"}, names)
+	require.Len(t, names, 3)
+	require.Regexp(t, `/%C3%BC%C3.*-[0-9a-f]{16}\.safetensors$`, names[0])
+	require.Equal(t, []string{images + "/..%2Fodd%20name.safetensors", images + "/plain.safetensors"}, names[1:])
+	code, _, complaints = objects(first, "load", t.TempDir())
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, complaints, "has no file that ends in .safetensors")
 	require.Contains(t, does(first, "load", images), `"plain", version 2: was there`)
 
 	require.Empty(t, does(first, "remove", "empty"))
@@ -213,8 +221,8 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	code, out, complaints := objects(second, "load", images)
 	require.Equal(t, exitFailed, code)
 	require.Contains(t, complaints, "broken.safetensors")
-	require.Contains(t, out, `"plain", version 2: loaded from `+images+"/plain.safetensors, 2 MiB in ")
-	require.Equal(t, "\"../odd name\", version 1: as it was committed\n\"plain\", version 2: as it was committed\n", does(second, "verify"))
+	require.Contains(t, out, `"plain", version 3: loaded from `+images+"/plain.safetensors, 2 MiB in ")
+	require.Equal(t, "\"../odd name\", version 2: as it was committed\n\"plain\", version 3: as it was committed\n\""+long+"\", version 1: as it was committed\n", does(second, "verify"))
 	got, err := k.Attach(ctx, second.sys.Devices()[0], "../odd name", broker.AttachOptions{})
 	require.NoError(t, err)
 	five := make([]byte, 5)
@@ -223,8 +231,8 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	require.NoError(t, part.CopyTo(nil, five))
 	require.Equal(t, "../od", string(five))
 	status := does(second, "status")
-	require.Contains(t, status, "# TYPE cuvmm_broker_objects gauge\ncuvmm_broker_objects 2\n")
-	require.Contains(t, status, "cuvmm_broker_commits_total 2\n")
+	require.Contains(t, status, "# TYPE cuvmm_broker_objects gauge\ncuvmm_broker_objects 3\n")
+	require.Contains(t, status, "cuvmm_broker_commits_total 3\n")
 	require.NoError(t, syscall.Kill(childOf(t, second.Process.Pid), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		code, _, complaints = objects(second, "status")
@@ -269,12 +277,24 @@ func TestServeObeysAPolicy(t *testing.T) {
 	says(`{"rules": [`)
 	require.Eventually(t, func() bool { return strings.Contains(c.log.String(), "the one before stays") }, peertest.Guard, 10*time.Millisecond)
 	require.NoError(t, create(1))
+	warning := func() string {
+		s, err := k.Status(ctx)
+		require.NoError(t, err)
+		return s.Warning
+	}
+	require.Contains(t, warning(), "unexpected EOF")
+	require.NoError(t, os.Remove(file))
+	require.Eventually(t, func() bool { return strings.Contains(warning(), "no such file") }, peertest.Guard, 10*time.Millisecond)
+	require.NoError(t, create(1))
+	require.Contains(t, c.log.String(), "no such file")
+	says(`{"rules": [`)
 	started := strings.Count(c.log.String(), "the broker was started")
 	require.NoError(t, syscall.Kill(childOf(t, c.Process.Pid), syscall.SIGKILL))
 	require.Eventually(t, func() bool { return strings.Count(c.log.String(), "the broker was started") > started }, peertest.Guard, time.Millisecond)
 	require.ErrorIs(t, create(1), cuda.ErrNotPermitted, "a broker that has no policy grants nothing")
 	says(`{"rules": [{"users": ["*"], "access": "write"}]}`)
 	require.Eventually(t, func() bool { return create(1) == nil }, peertest.Guard, 10*time.Millisecond)
+	require.Empty(t, warning())
 	require.NoError(t, k.Close())
 	c.end(t)
 

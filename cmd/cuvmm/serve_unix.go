@@ -40,7 +40,7 @@ A service manager may pass a listening socket of type SOCK_SEQPACKET (LISTEN_FDS
 is made, in a directory that only this user may enter, or, with a policy, all users.
 
 A policy is a file that says who may do what (docs/broker.md). It is read again when it changes; one with
-a mistake is logged, and the one before stays in force.
+a mistake, or that is gone, is logged and shown by cuvmm objects status, and the one before stays in force.
 
 Flags:
 `
@@ -79,7 +79,7 @@ func (b brokerFlags) options() (o broker.Options, p *policyFile, err error) {
 		return o, nil, errors.New("-policy and -limit-per-user exclude each other: a policy has limits")
 	case *b.policy != "":
 		p = &policyFile{path: *b.policy}
-		o.Authorize = p.authorize
+		o.Authorize, o.Warning = p.authorize, p.warning
 	case *b.each > 0:
 		all := broker.Grant{Access: publish.WriteAccess, Quota: broker.Quota{Bytes: *b.each << 20}}
 		o.Authorize = func(broker.Caller, string) broker.Grant { return all }

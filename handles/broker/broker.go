@@ -65,6 +65,9 @@ type Options struct {
 	// Ask is how long a request for which there is no room waits for the holders of other objects, who are
 	// asked to release them (Object.Wanted). 0 is a second.
 	Ask time.Duration
+	// Warning returns what an administrator should know of the broker's configuration, for Status.Warning. Nil
+	// and "" are nothing.
+	Warning func() string
 	// Log receives the failures of clients at level Debug, since they can cause them at any rate, commits
 	// at Info, and above it what the broker lacks. Nil discards them, but for panics of Authorize, which go
 	// to slog.Default.

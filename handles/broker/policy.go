@@ -71,6 +71,9 @@ func ParsePolicy(text []byte) (*Policy, error) {
 	d.DisallowUnknownFields()
 	err := d.Decode(&file)
 	if err == nil {
+		err = oneOfEachKey(json.NewDecoder(bytes.NewReader(text)))
+	}
+	if err == nil {
 		if _, more := d.Token(); !errors.Is(more, io.EOF) {
 			err = errors.New("there is more behind it")
 		}
@@ -117,6 +120,43 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		p.rules = append(p.rules, r)
 	}
 	return p, nil
+}
+
+// oneOfEachKey refuses an object that has a key twice, of which the last alone would count. As the decoder does, it
+// takes keys that differ in case alone for one.
+func oneOfEachKey(d *json.Decoder) error {
+	t, err := d.Token()
+	if err != nil {
+		return err
+	}
+	switch t {
+	case json.Delim('{'):
+		seen := map[string]bool{}
+		for d.More() {
+			key, err := d.Token()
+			if err != nil {
+				return err
+			}
+			name := strings.ToLower(key.(string))
+			if seen[name] {
+				return fmt.Errorf("the key %q comes twice in one object", key)
+			}
+			seen[name] = true
+			if err := oneOfEachKey(d); err != nil {
+				return err
+			}
+		}
+	case json.Delim('['):
+		for d.More() {
+			if err := oneOfEachKey(d); err != nil {
+				return err
+			}
+		}
+	default:
+		return nil
+	}
+	_, err = d.Token()
+	return err
 }
 
 // numbers returns the numbers of users or groups.

@@ -86,12 +86,14 @@ func TestAPolicyDecides(t *testing.T) {
 
 func TestPoliciesThatAreRefused(t *testing.T) {
 	for text, says := range map[string]string{
-		``:                                "write {",
-		`[]`:                              "write {",
-		`{"rules": []} {}`:                "more behind it",
-		`{"rules": [{"user": ["1"]}]}`:    `unknown field "user"`,
-		`{"rules": [{"users": ["1"]}]}`:   `rule 1: access ""`,
-		`{"rules": [{"access": "read"}]}`: "rule 1: neither users nor groups",
+		``:                           "write {",
+		`[]`:                         "write {",
+		`{"rules": []} {}`:           "more behind it",
+		`{"rules": [], "Rules": []}`: `the key "Rules" comes twice`,
+		`{"rules": [{"users": ["*"], "access": "none", "limit": {"MiB": 1}, "access": "write"}]}`: `the key "access" comes twice`,
+		`{"rules": [{"user": ["1"]}]}`:                                                                          `unknown field "user"`,
+		`{"rules": [{"users": ["1"]}]}`:                                                                         `rule 1: access ""`,
+		`{"rules": [{"access": "read"}]}`:                                                                       "rule 1: neither users nor groups",
 		`{"rules": [{"users": ["*"], "names": [], "access": "read"}]}`:                                          "rule 1: an empty list of names",
 		`{"rules": [{"users": ["no-such-user"], "access": "read"}]}`:                                            "no-such-user",
 		`{"rules": [{"users": ["4294967296"], "access": "read"}]}`:                                              "4294967296",

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -21,6 +22,9 @@ type Status struct {
 	Objects, Writing, Bytes, Limit int
 	// Commits, Attaches and Refusals are how many there have been.
 	Commits, Attaches, Refusals int
+	// Warning is what is wrong with the broker's configuration (Options.Warning), such as a policy that cannot be
+	// read. Empty is nothing.
+	Warning string
 }
 
 func (s *Status) numbers() []*int {
@@ -33,6 +37,7 @@ func (s *Status) encode(e *wire.Encoder) {
 	for _, n := range s.numbers() {
 		e.Uint64(uint64(*n))
 	}
+	e.Text(wire.Clip(s.Warning, wire.MaxReason), wire.MaxReason)
 }
 
 func (s *Status) decode(d *wire.Decoder) {
@@ -40,13 +45,19 @@ func (s *Status) decode(d *wire.Decoder) {
 	for _, n := range s.numbers() {
 		*n = int(d.Uint64())
 	}
+	s.Warning = d.Text(wire.MaxReason)
 }
 
 // status describes the broker.
 func (b *Broker) status() (s Status) {
+	warning := ""
+	if b.o.Warning != nil {
+		core.Hook(b.o.Log, "broker.Options.Warning", func() { warning = b.o.Warning() })
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	s = b.counted
+	s.Warning = warning
 	s.Ready, s.Clients, s.Limit = !b.books.returning, b.sessions, b.o.Limit
 	for _, o := range b.books.objects {
 		s.Bytes += o.bytes

@@ -69,7 +69,7 @@ SHAPES: Dict[int, Shape] = _shapes(
     ("wanted", 0xB185, "holder", (("number", "u32"), ("key", "16 bytes"))),
     ("status", 0xB186, "holder",
      (("number", "u32"), ("ready", "bool"), ("since", "u64"), ("clients", "u64"), ("objects", "u64"), ("writing", "u64"), ("bytes", "u64"),
-      ("limit", "u64"), ("commits", "u64"), ("attaches", "u64"), ("refusals", "u64"))),
+      ("limit", "u64"), ("commits", "u64"), ("attaches", "u64"), ("refusals", "u64"), ("warning", "text"))),
     ("list", 0xF101, "server", (("number", "u32"),)),
     ("follow", 0xF102, "server", 
      (("number", "u32"), ("access", "u8"), ("room", "u64"), ("publication", "16 bytes"), ("generation", "u64"), ("length", "u64"),
