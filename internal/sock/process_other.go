@@ -16,6 +16,12 @@ func (c *Conn) Process() (*Process, error) { return nil, errors.ErrUnsupported }
 // Wait waits until the process has ended.
 func (p *Process) Wait(context.Context) error { return errors.ErrUnsupported }
 
+// ProcessOf returns the process of a descriptor.
+func ProcessOf(int) (*Process, error) { return nil, errors.ErrUnsupported }
+
+// FD returns the number of another descriptor of the process.
+func (p *Process) FD() (int, error) { return -1, errors.ErrUnsupported }
+
 // Dup returns another descriptor of the process.
 func (p *Process) Dup() (*Process, error) { return nil, errors.ErrUnsupported }
 
