@@ -117,7 +117,7 @@ func runCommand(args []string, out, complaints io.Writer, h host) (int, error) {
 	case sleepHelper:
 		return helpToSleep(args[1:], out, complaints, h), nil
 	}
-	all := append(commands(), command{brokerRole, "", "", 0, runBroker})
+	all := append(commands(), command{brokerRole, "", "", 0, runBroker}, command{copyRole, "", "", 0, runCopy})
 	at := slices.IndexFunc(all, func(c command) bool { return c.name == args[0] })
 	if at < 0 {
 		var names []string

@@ -12,6 +12,7 @@ import (
 const (
 	serveUsage = "usage: cuvmm serve\n\nKeeps GPU memory for other processes. It needs Linux.\n\nFlags:\n"
 	brokerRole = "broker"
+	copyRole   = "broker-copy"
 )
 
 func serveObjects(*flag.FlagSet) func([]string, io.Writer, host) (int, error) {
@@ -20,4 +21,4 @@ func serveObjects(*flag.FlagSet) func([]string, io.Writer, host) (int, error) {
 	}
 }
 
-var runBroker = serveObjects
+var runBroker, runCopy = serveObjects, serveObjects

@@ -49,6 +49,28 @@ Flags:
 // to the keeper, and 4 the socket.
 const brokerRole = "broker"
 
+// copyRole is the hidden command with which the broker copies memory.
+const copyRole = "broker-copy"
+
+// runCopy copies memory for a broker.
+func runCopy(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error) {
+	driver := driverFlag(f)
+	return func(_ []string, _ io.Writer, h host) (int, error) {
+		c, err := peer.Inherit(os.NewFile(3, "the broker"), peer.Options{})
+		if err != nil {
+			return exitUsage, fmt.Errorf("%w (%s is for cuvmm serve's own use)", err, copyRole)
+		}
+		sys, err := h.open(*driver)
+		if err != nil {
+			return exitFailed, errors.Join(err, c.Close())
+		}
+		if err := errors.Join(broker.RunCopy(context.Background(), sys, c), c.Close(), sys.Close()); err != nil {
+			return exitFailed, err
+		}
+		return exitOK, nil
+	}
+}
+
 // socketVariable passes the number of the socket to the program that replaces a keeper.
 const socketVariable = "CUVMM_KEEPER_SOCKET"
 
@@ -222,6 +244,14 @@ func serveAs(h host, flags brokerFlags, o broker.Options, policy *policyFile) (e
 		return err
 	}
 	o.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	o.Copy = func() *exec.Cmd {
+		p, err := h.child(*flags.driver, copyRole)
+		if err != nil {
+			return &exec.Cmd{Err: err}
+		}
+		p.Stderr = os.Stderr
+		return p
+	}
 	if policy != nil {
 		if err := policy.load(); err != nil { // it serves those who have objects
 			o.Log.Error("cuvmm: the policy cannot be used; nothing is granted until it can", "error", err)

@@ -49,9 +49,11 @@ type record struct {
 	Writer    holder `json:"writer"`
 	// Request is the key by which the publisher asked for what is kept.
 	Request keeper.Key `json:"request,omitzero"`
-	PID     int        `json:"pid"`
-	UID     uint32     `json:"uid"`
-	Since   time.Time  `json:"since"` // when it was made, or else sealed
+	// CopyOf is the key of what the writer wrote, if this is a copy of that.
+	CopyOf keeper.Key `json:"copyOf,omitzero"`
+	PID    int        `json:"pid"`
+	UID    uint32     `json:"uid"`
+	Since  time.Time  `json:"since"` // when it was made, or else sealed
 }
 
 // object is an object in the books.
@@ -216,6 +218,8 @@ func (b *books) want(bytes int, counts func(*object) bool) (all []wanted) {
 func (b *books) seal(op string, h holder, key keeper.Key) (*object, error) {
 	o := b.objects[key]
 	switch {
+	case b.copyOf(key, h) != nil:
+		return nil, nil
 	case o == nil || o.State == ended:
 		return nil, errs.Peer(op, ErrLost, "the object that was written", "write it again")
 	case o.Writer != h:

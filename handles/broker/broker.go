@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"os/exec"
 	"sync"
 	"time"
 
@@ -65,6 +66,9 @@ type Options struct {
 	// Ask is how long a request for which there is no room waits for the holders of other objects, who are
 	// asked to release them (Object.Wanted). 0 is a second.
 	Ask time.Duration
+	// Copy makes the command of a process that copies what is committed under a Grant with Copy. Its descriptor 3
+	// is the connection for [RunCopy], which it calls, and then ends. Nil refuses such objects.
+	Copy func() *exec.Cmd
 	// Warning returns what an administrator should know of the broker's configuration, for Status.Warning. Nil
 	// and "" are nothing.
 	Warning func() string

@@ -14,7 +14,7 @@ import (
 // role has the test binary run as another process.
 const role = "CUVMM_TEST_ROLE"
 
-var roles = map[string]func(args []string) error{"broker": serveRole, "client": clientRole, "bench": benchRole, "stranger": strangerRole, "publisher": publisherRole, "writer": writerRole}
+var roles = map[string]func(args []string) error{"broker": serveRole, "client": clientRole, "bench": benchRole, "stranger": strangerRole, "publisher": publisherRole, "writer": writerRole, "copier": copierRole}
 
 func TestMain(m *testing.M) {
 	if f := roles[os.Getenv(role)]; f != nil {

@@ -32,6 +32,9 @@ type Grant struct {
 	Access publish.Access
 	// EphemeralOnly has it write ephemeral objects alone.
 	EphemeralOnly bool
+	// Copy has what it commits be copied, into memory that no process of it ever had: its readers need not trust
+	// that it writes no more. Meanwhile both count.
+	Copy bool
 	// Quota bounds what its user writes.
 	Quota Quota
 }
@@ -63,7 +66,7 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		Rules []struct {
 			Users, Groups, Names []string
 			Access               string
-			Ephemeral            bool
+			Ephemeral, Copy      bool
 			Limit                struct{ MiB, Objects, Descriptors int }
 		}
 	}
@@ -115,7 +118,10 @@ func ParsePolicy(text []byte) (*Policy, error) {
 		if l.MiB < 0 || l.MiB > maxBytes>>20 || l.Objects < 0 || l.Descriptors < 0 {
 			return nil, bad(fmt.Sprintf("a limit of %d MiB, %d objects and %d descriptors", l.MiB, l.Objects, l.Descriptors), "use 0 for none, or more")
 		}
-		r.grant.EphemeralOnly = in.Ephemeral
+		if in.Ephemeral && in.Copy {
+			return nil, bad("ephemeral objects that are copied, which no rule can have", "leave one of both")
+		}
+		r.grant.EphemeralOnly, r.grant.Copy = in.Ephemeral, in.Copy
 		r.grant.Quota = Quota{Bytes: l.MiB << 20, Objects: l.Objects, Descriptors: l.Descriptors, Counts: r.hasName}
 		p.rules = append(p.rules, r)
 	}

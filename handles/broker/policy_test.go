@@ -86,9 +86,10 @@ func TestAPolicyDecides(t *testing.T) {
 
 func TestPoliciesThatAreRefused(t *testing.T) {
 	for text, says := range map[string]string{
-		``:                           "write {",
-		`[]`:                         "write {",
-		`{"rules": []} {}`:           "more behind it",
+		``:                 "write {",
+		`[]`:               "write {",
+		`{"rules": []} {}`: "more behind it",
+		`{"rules": [{"users": ["*"], "access": "write", "copy": true, "ephemeral": true}]}`: "rule 1: ephemeral objects that are copied",
 		`{"rules": [], "Rules": []}`: `the key "Rules" comes twice`,
 		`{"rules": [{"users": ["*"], "access": "none", "limit": {"MiB": 1}, "access": "write"}]}`: `the key "access" comes twice`,
 		`{"rules": [{"user": ["1"]}]}`:                                                                          `unknown field "user"`,

@@ -275,6 +275,12 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if may.EphemeralOnly && !r.ephemeral { // what is published is not, either
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "set CreateOptions.Ephemeral, or have the broker's policy grant more")
 	}
+	switch {
+	case may.Copy && s.b.o.Copy == nil:
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, which is to be copied", r.name), "set the broker's Options.Copy")
+	case may.Copy && r.ephemeral: // its copy would have no holder
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "leave CreateOptions.Ephemeral")
+	}
 	d, err := deviceOf(op, s.b.sys, r.device)
 	if err != nil {
 		return nil, err
@@ -388,7 +394,11 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	if err != nil || o == nil {
 		version := uint64(0)
 		if err == nil {
-			version = b.books.objects[r.key].Version
+			o := b.books.copyOf(r.key, s.h)
+			if o == nil {
+				o = b.books.objects[r.key]
+			}
+			version = o.Version
 		}
 		b.mu.Unlock()
 		_ = r.manifest.Close()
@@ -396,15 +406,35 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	}
 	record := b.books.sealedRecord(o, time.Now())
 	b.mu.Unlock()
-	if err = b.keep(counter, record.Version); err == nil {
-		err = b.keep(o.key, record, r.manifest)
+	to, files := o, []*peer.FD{r.manifest}
+	if may := b.grant(s.of, o.Name); may.Copy {
+		if to, err = s.copy(op, o, &record, may.Quota); err == nil {
+			files = append(slices.Clip(to.files.chunks), r.manifest)
+		}
 	}
-	b.change(func() []*object {
+	if err == nil {
+		err = b.keep(counter, record.Version)
+	}
+	if err == nil {
+		err = b.keep(to.key, record, files...)
+	}
+	b.change(func() (gone []*object) {
 		if err == nil {
-			o.files.beside = r.manifest
+			to.files.beside = r.manifest
 			b.counted.Commits++
 		}
-		return b.books.sealEnded(o, record, err == nil)
+		switch {
+		case to == o:
+			return b.books.sealEnded(o, record, err == nil)
+		case err == nil:
+			gone = b.books.sealEnded(to, record, true)
+			o.sealing = false
+			return append(gone, b.books.end(o)...) // which its writer alone has
+		case to != nil:
+			to.sealing = false
+			gone = b.books.discard(to)
+		}
+		return append(gone, b.books.sealEnded(o, record, false)...)
 	})
 	if err != nil {
 		_ = r.manifest.Close()
@@ -412,6 +442,37 @@ func (s *session) commit(op string, r *request) (uint64, error) {
 	}
 	b.o.Log.Info("cuvmm: an object was committed", "name", o.Name, "version", record.Version, "bytes", o.bytes, "writer", s.of.String())
 	return record.Version, nil
+}
+
+// copy makes the object that is served in place of one: a copy, in memory that the writer never had. It returns nil, or an
+// object without memory, and an error.
+func (s *session) copy(op string, o *object, r *record, q Quota) (*object, error) {
+	b := s.b
+	d, err := deviceOf(op, b.sys, o.memory.Device)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	to, err := b.books.copyFor(op, o, q)
+	b.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	about, fds, err := makeMemory(op, d, o.memory.Length)
+	if err == nil {
+		r.CopyOf = o.key
+		if r.Memory, err = about.MarshalBinary(); err == nil {
+			err = b.copied(op, o.memory, o.files.chunks, about, fds)
+		}
+	}
+	if err != nil {
+		_ = peer.CloseAll(fds)
+		return to, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	to.memory, to.files = about, &files{chunks: fds}
+	return to, nil
 }
 
 // list sends what there is of what the client may read.
