@@ -49,6 +49,8 @@ type record struct {
 	Writer    holder `json:"writer"`
 	// Request is the key by which the publisher asked for what is kept.
 	Request keeper.Key `json:"request,omitzero"`
+	// Watched: the keeper has the writer's process, until that has left.
+	Watched bool `json:"watched,omitempty"`
 	// CopyOf is the key of what the writer wrote, if this is a copy of that.
 	CopyOf keeper.Key `json:"copyOf,omitzero"`
 	PID    int        `json:"pid"`
@@ -429,7 +431,7 @@ func (b *books) restore(e *keeper.Entry) error {
 	if beside := map[state]int{writing: 0, sealed: 1, kept: 1}; o.State == ended || len(e.Files) != n+beside[o.State] {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
-	o.bytes, o.descriptors, o.awaited = o.memory.Size(), n+1, o.State == kept
+	o.bytes, o.descriptors, o.awaited = o.memory.Size(), n+1, o.State == kept && !o.Watched
 	o.files = &files{chunks: e.Files[:n:n]}
 	if len(e.Files) > n {
 		o.files.beside = e.Files[n]

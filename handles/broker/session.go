@@ -294,7 +294,7 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 		return nil, err
 	}
 	b.mu.Lock()
-	of := record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Since: time.Now()}
+	of := record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Watched: b.present[s.h].remembered, Since: time.Now()}
 	var o *object
 	if b.present[holder(r.key)] != nil {
 		b.mu.Unlock()
