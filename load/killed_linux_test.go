@@ -1,6 +1,7 @@
 package load_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"os"
@@ -19,24 +20,83 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func init() { reexec.Register("save for ever", saveForEver) }
+func init() {
+	reexec.Register("save for ever", saveForEver)
+	reexec.Register("load for ever", loadForEver)
+}
 
-// saveForEver saves a file again and again, in turn with one and with two tensors.
-func saveForEver(c *reexec.Child) (err error) {
+// inChild returns memory of so many bytes, which the software driver has until the process ends.
+func inChild(n int) (*vmm.Buffer, *cuda.Stream, error) {
 	sys, err := auto.Open(auto.Options{Driver: auto.Software})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	defer func() { err = errors.Join(err, sys.Close()) }()
-	b, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{Reserve: 16 * mib})
+	b, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{Reserve: n})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	s, err := b.Device().NewStream(cuda.StreamOptions{})
 	if err != nil {
+		return nil, nil, err
+	}
+	return b, s, errors.Join(b.Resize(nil, n), s.Memset(b.Ptr(), 7, n))
+}
+
+// loadForEver loads a file again and again.
+func loadForEver(c *reexec.Child) error {
+	b, s, err := inChild(16 * mib)
+	if err != nil {
 		return err
 	}
-	if err := errors.Join(b.Resize(nil, 16*mib), s.Memset(b.Ptr(), 7, 16*mib)); err != nil {
+	m, err := load.OpenSafetensors(c.Args[0])
+	if err != nil {
+		return err
+	}
+	l, err := m.Layout(0)
+	if err != nil {
+		return err
+	}
+	for i := 0; ; i++ {
+		if _, err := m.LoadAll(context.Background(), load.Options{}, s, l, b.Ptr(), b.Len()); err != nil {
+			return err
+		}
+		if i == 0 {
+			if err := c.Send(true); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// A process that is killed while it loads leaves the file as it was, and nothing anywhere else.
+func TestAKilledLoad(t *testing.T) {
+	folder, temporary := t.TempDir(), t.TempDir()
+	whole := fileOf([]given{some("w", "U8", 12*mib+1)}, nil)
+	path := write(t, filepath.Join(folder, "model.safetensors"), whole)
+	for i := range 4 {
+		c := reexec.Command(t, "load for ever", path)
+		c.Env = append(os.Environ(), "TMPDIR="+temporary)
+		c.Dir = temporary
+		c.Start()
+		var loaded bool
+		c.Recv(&loaded)
+		time.Sleep(time.Duration(5*i) * time.Millisecond)
+		c.Kill()
+	}
+	is, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.True(t, bytes.Equal(whole, is))
+	for of, most := range map[string]int{folder: 1, temporary: 0} {
+		left, err := os.ReadDir(of)
+		require.NoError(t, err)
+		require.Len(t, left, most)
+	}
+}
+
+// saveForEver saves a file again and again, in turn with one and with two tensors.
+func saveForEver(c *reexec.Child) error {
+	b, s, err := inChild(16 * mib)
+	if err != nil {
 		return err
 	}
 	one := load.Saving{Name: "w", Element: handles.Uint8, Shape: []int{12*mib + 1}, From: b.Ptr()}

@@ -434,6 +434,29 @@ func TestALoadIsCanceled(t *testing.T) {
 	require.NoError(t, sys.Drain(t.Context()))
 }
 
+// A load from slow storage is canceled within 100 ms, too, though a canceled load waits for the reads under
+// way: a stand-in for the file has 64 MiB a second for 16 threads.
+func TestASlowLoadIsCanceled(t *testing.T) {
+	g := on(t, gputest.Software(t))
+	model := open(t, write(t, "model.safetensors", fileOf([]given{some("w", "U8", 48*mib)}, nil)))
+	model.Slow(64 * mib)
+	l, err := model.Layout(0)
+	require.NoError(t, err)
+	b := g.buffer(l.Bytes)
+	for _, how := range readings {
+		best := time.Hour
+		for i := 0; i < 3 && best > 100*time.Millisecond; i++ {
+			ctx, cancel := context.WithCancel(t.Context())
+			var at time.Time
+			time.AfterFunc(200*time.Millisecond, func() { at = time.Now(); cancel() })
+			_, err = model.LoadAll(ctx, load.Options{Reading: how, Threads: 16}, g.stream, l, b.Ptr(), b.Len())
+			require.ErrorIs(t, err, context.Canceled)
+			best = min(best, time.Since(at))
+		}
+		require.Less(t, best, 100*time.Millisecond, "%v", how)
+	}
+}
+
 // Suspended memory gets its bytes from the files again, in whatever runs it comes back.
 func TestASourceOfSuspendedMemory(t *testing.T) {
 	tensors := assorted()

@@ -36,9 +36,19 @@ type Model struct {
 
 // file is a file of a model.
 type file struct {
-	*disk.File
+	contents
 	path  string
 	state disk.State // when it was opened
+}
+
+// contents are a *disk.File.
+type contents interface {
+	State() (disk.State, error)
+	Align() int
+	Cached(p []byte, offset int64) (n int, known bool)
+	ReadAt(p []byte, offset int64) error
+	ReadDirect(p []byte, offset int64) (n int, err error)
+	Close() error
 }
 
 // tensor is a tensor of a model. Its offset counts from the start of its file.
@@ -98,7 +108,7 @@ func (m *Model) open(op, path string) ([]tensor, error) {
 	if err != nil {
 		return nil, openError(op, path, err)
 	}
-	f := &file{File: in, path: path}
+	f := &file{contents: in, path: path}
 	m.files = append(m.files, f)
 	if f.state, err = in.State(); err != nil {
 		return nil, ioError(op, path, "", err)

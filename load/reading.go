@@ -9,6 +9,7 @@ import (
 	"sort"
 	"sync/atomic"
 	"syscall"
+	"time"
 
 	"github.com/cuvmm/cuvmm/internal/bulk"
 )
@@ -20,9 +21,10 @@ const (
 	// probeBytes is the first step of a run that may be cold. It is small, since the kernel
 	// begins to read ahead for it.
 	probeBytes = 4 << 10
-	// directStep is how much is read past the page cache at a time. A load that is canceled waits
-	// for one.
+	// directStep is how much is read past the page cache at a time, at most.
 	directStep = 2 << 20
+	// slowRead is how long one of those may take. A load that is canceled waits for those under way.
+	slowRead = 25 * time.Millisecond
 	// leastDirect is the least that is read past the page cache.
 	leastDirect = 128 << 10
 )
@@ -52,6 +54,7 @@ type reading struct {
 	items []item // in the order of start, without overlap
 	base  int64  // of the stream that is read, in that of the items
 	sums  *sums  // nil if none are wanted
+	pace  pace
 	// failed: a direct read was refused, so the page cache serves the rest.
 	failed atomic.Bool
 }
@@ -213,8 +216,9 @@ func (p *piece) past(ctx context.Context, r run, done int, known bool) int {
 	at := p.at + r.at + int(begin-r.offset)
 	end := (r.offset + int64(r.n) + a - 1) &^ (a - 1)
 	for begin < end && ctx.Err() == nil {
-		n := int(min(directStep, end-begin))
+		n, began := int(min(p.pace.step(), end-begin)), time.Now()
 		got, err := r.tensor.file.ReadDirect(p.room[at:][:n], begin)
+		p.pace.took(int64(n), time.Since(began))
 		if err != nil {
 			if errors.Is(err, syscall.EINVAL) {
 				p.failed.Store(true)
@@ -228,6 +232,20 @@ func (p *piece) past(ctx context.Context, r run, done int, known bool) int {
 		at, begin = at+n, begin+int64(n)
 	}
 	return done
+}
+
+// pace is how much is read past the page cache at a time: little, while storage is slow.
+type pace struct{ bytes atomic.Int64 }
+
+func (p *pace) step() int64 { return max(p.bytes.Load(), leastDirect) }
+
+func (p *pace) took(bytes int64, d time.Duration) {
+	switch step := p.step(); {
+	case d > slowRead:
+		p.bytes.Store(step / 2)
+	case d < slowRead/4 && bytes == step:
+		p.bytes.Store(min(2*step, directStep))
+	}
 }
 
 // failure returns the error of a read. A file that ended is shorter than it was.

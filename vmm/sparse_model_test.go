@@ -16,8 +16,9 @@ import (
 	"pgregory.net/rapid"
 )
 
-// sparseModel is what ranges of one source are, as their user sees it: which pages are mapped,
-// which of them are the same memory, and what is written there.
+// sparseModel is what ranges of two sources are, as their user sees it: which pages are mapped,
+// which of them are the same memory, and what is written there. Each source has a budget within one
+// of all, in which other memory counts, too.
 type sparseModel struct {
 	t       *rapid.T
 	m       *sim.Machine
@@ -25,19 +26,25 @@ type sparseModel struct {
 	streams []*cuda.Stream
 	held    []bool
 	budget  *cuda.Budget
-	pages   *vmm.Pages
+	within  [3]*cuda.Budget // of the sources, and of others
+	sources [2]*vmm.Pages
+	others  []*vmm.Buffer
 	ranges  []*modelRange
-	closing []*vmm.Sparse // whose teardown may fail
+	closing []closer // whose teardown may fail
 	words   uint64
 	faults  bool
 	zero    bool
 	nulls   int // ranges that had a null page
 	next    int
+	limit   int // of the budget of all, in pages
+	before  int // bytes committed
+	evicts  int // pages that the running Map may take from others
 }
 
 // modelRange is a range, and its pages: nil for a hole.
 type modelRange struct {
 	s     *vmm.Sparse
+	of    int  // its source
 	null  bool // lies under its holes
 	pages [modelPages]*modelPage
 }
@@ -45,6 +52,7 @@ type modelRange struct {
 const (
 	modelPages  = 12
 	modelLimit  = 16
+	modelWithin = 12 // of a source
 	modelRanges = 3
 )
 
@@ -68,23 +76,31 @@ func newSparseModel(t *rapid.T, faults bool) *sparseModel {
 		require.NoError(t, err)
 		md.streams, md.held = append(md.streams, s), append(md.held, false)
 	}
-	md.budget, md.zero = cuda.NewBudget(modelLimit*kib64, cuda.BudgetOptions{}), rapid.Bool().Draw(t, "zero")
-	md.pages, err = vmm.NewPages(d, vmm.PagesOptions{Page: kib64, Budget: md.budget, Zero: md.zero})
+	md.limit, md.zero = modelLimit, rapid.Bool().Draw(t, "zero")
+	md.budget = cuda.NewBudget(modelLimit*kib64, cuda.BudgetOptions{})
+	_, err = md.budget.OnPressure(0, md.evict)
 	require.NoError(t, err)
+	for i := range md.within {
+		md.within[i] = cuda.NewBudget(modelWithin*kib64, cuda.BudgetOptions{Parent: md.budget})
+	}
+	for i := range md.sources {
+		md.sources[i], err = vmm.NewPages(d, vmm.PagesOptions{Page: kib64, Budget: md.within[i], Zero: md.zero})
+		require.NoError(t, err)
+	}
 	for i := range modelRanges {
-		md.ranges = append(md.ranges, md.open(i == 0 && rapid.Bool().Draw(t, "null")))
+		md.ranges = append(md.ranges, md.open(i == 0 && rapid.Bool().Draw(t, "null"), i/2))
 	}
 	return md
 }
 
-func (md *sparseModel) open(null bool) *modelRange {
+func (md *sparseModel) open(null bool, of int) *modelRange {
 	md.next++
-	s, err := vmm.NewSparse(md.sys.Devices()[0], vmm.SparseOptions{Reserve: modelPages * kib64, Pages: md.pages, Null: null, Name: fmt.Sprintf("range %d", md.next)})
+	s, err := vmm.NewSparse(md.sys.Devices()[0], vmm.SparseOptions{Reserve: modelPages * kib64, Pages: md.sources[of], Null: null, Name: fmt.Sprintf("range %d", md.next)})
 	require.NoError(md.t, err)
 	if null {
 		md.nulls++
 	}
-	return &modelRange{s: s, null: null}
+	return &modelRange{s: s, of: of, null: null}
 }
 
 func (md *sparseModel) pick() *modelRange {
@@ -119,17 +135,56 @@ func (md *sparseModel) mapPages(*rapid.T) {
 	r, sp, on := md.pick(), md.span(), rapid.IntRange(0, len(md.streams)-1).Draw(md.t, "stream")
 	ctx, cancel := soon()
 	defer cancel()
-	before := r.s.Stats()
-	if err := r.s.Map(ctx, md.streams[on], sp); err != nil {
+	md.evicts = rapid.IntRange(0, 3).Draw(md.t, "evicts")
+	err := r.s.Map(ctx, md.streams[on], sp)
+	md.evicts = 0
+	if err != nil {
 		md.expected(err, cuda.ErrBudget, context.DeadlineExceeded)
-		require.Equal(md.t, before.Mapped, r.s.Stats().Mapped)
-		return
+		return // check compares what is mapped
 	}
 	for i := sp.First; i < sp.First+sp.N; i++ {
 		if r.pages[i] == nil {
 			r.pages[i] = &modelPage{stream: on, known: md.zero}
 		}
 	}
+}
+
+// evict is called when the budget of all lacks memory. A page of the first range that has one goes.
+func (md *sparseModel) evict(int) (freed int) {
+	for _, r := range md.ranges {
+		for i, p := range r.pages {
+			if p == nil || md.evicts == 0 {
+				continue
+			}
+			md.evicts--
+			require.NoError(md.t, r.s.UnmapAfter(md.streams[p.stream:p.stream+1], vmm.Span{First: i, N: 1}))
+			r.pages[i] = nil
+			return kib64
+		}
+	}
+	return 0
+}
+
+// setLimit changes the limit of all while they have memory.
+func (md *sparseModel) setLimit(*rapid.T) {
+	md.limit = rapid.IntRange(4, modelLimit).Draw(md.t, "limit")
+	require.NoError(md.t, md.budget.SetLimit(md.limit*kib64))
+}
+
+// other makes a buffer, or closes those that there are.
+func (md *sparseModel) other(*rapid.T) {
+	if len(md.others) > 2 {
+		for _, b := range md.others {
+			require.NoError(md.t, b.CloseAfter(md.streams...))
+			md.closing = append(md.closing, b)
+		}
+		md.others = nil
+		return
+	}
+	b, err := vmm.NewBuffer(md.sys.Devices()[0], vmm.BufferOptions{Reserve: kib64, Chunks: vmm.FixedChunks(kib64), Budget: md.within[2]})
+	require.NoError(md.t, err)
+	md.others = append(md.others, b)
+	md.expected(b.Grow(kib64), cuda.ErrBudget)
 }
 
 func (md *sparseModel) unmapAfter(*rapid.T) {
@@ -176,6 +231,10 @@ func (md *sparseModel) write(*rapid.T) {
 // share maps pages of a range in holes of another, or of its own.
 func (md *sparseModel) share(*rapid.T) {
 	from, sp, to := md.pick(), md.span(), md.pick()
+	if from.of != to.of {
+		require.ErrorIs(md.t, to.s.Share(background, from.s, 0, vmm.Span{First: 0, N: 1}), cuda.ErrInvalidArgument, "another source")
+		return
+	}
 	at := rapid.IntRange(0, modelPages-1).Draw(md.t, "at")
 	if sp.N = min(sp.N, modelPages-at); from == to && sp.First < at+sp.N && at < sp.First+sp.N {
 		return
@@ -234,7 +293,7 @@ func (md *sparseModel) hold(*rapid.T) {
 }
 
 func (md *sparseModel) trim(*rapid.T) {
-	_, err := md.pages.Trim(rapid.IntRange(0, 5).Draw(md.t, "pages") * kib64)
+	_, err := md.sources[rapid.IntRange(0, 1).Draw(md.t, "source")].Trim(rapid.IntRange(0, 5).Draw(md.t, "pages") * kib64)
 	md.expected(err)
 }
 
@@ -250,7 +309,7 @@ func (md *sparseModel) reopen(*rapid.T) {
 	i := rapid.IntRange(0, len(md.ranges)-1).Draw(md.t, "range")
 	require.NoError(md.t, md.ranges[i].s.CloseAfter(md.streams...))
 	md.closing = append(md.closing, md.ranges[i].s)
-	md.ranges[i] = md.open(false)
+	md.ranges[i] = md.open(false, rapid.IntRange(0, 1).Draw(md.t, "source"))
 }
 
 // capture records a graph that writes a page, and launches it. What a stream that captures maps
@@ -299,8 +358,10 @@ func (md *sparseModel) suspend(*rapid.T) {
 	}
 	require.ErrorIs(md.t, md.ranges[0].s.UnmapAfter(md.streams[:1], vmm.Span{First: 0, N: 1}), cuda.ErrSuspended)
 	if err := z.Resume(background); err != nil {
-		md.expected(err)
+		md.expected(err, cuda.ErrBudget) // whose limit was lowered
 		md.m.ClearFaults()
+		md.limit = modelLimit
+		require.NoError(md.t, md.budget.SetLimit(md.limit*kib64))
 		require.NoError(md.t, z.Resume(background))
 	}
 }
@@ -315,8 +376,10 @@ func (md *sparseModel) fault(*rapid.T) {
 }
 
 func (md *sparseModel) check(*rapid.T) {
-	if err := vmm.CheckPages(md.pages); err != nil {
-		md.t.Fatalf("%v", err) // see expected
+	for _, p := range md.sources {
+		if err := vmm.CheckPages(p); err != nil {
+			md.t.Fatalf("%v", err) // see expected
+		}
 	}
 	for _, r := range md.ranges {
 		mapped := 0
@@ -327,10 +390,18 @@ func (md *sparseModel) check(*rapid.T) {
 		}
 		require.Equal(md.t, mapped, r.s.Stats().Mapped)
 	}
-	if !md.faults {
-		nulls := md.budget.Stats().Committed/kib64 - md.pages.Stats().Pages
+	all := md.budget.Stats().Committed
+	require.LessOrEqual(md.t, all, max(md.limit*kib64, md.before), "of a limit that was lowered nothing is taken, and nothing added")
+	md.before = all
+	for i, b := range md.within {
+		have := b.Stats().Committed
+		require.LessOrEqual(md.t, have, modelWithin*kib64)
+		if md.faults || i == len(md.sources) {
+			continue
+		}
+		nulls := have/kib64 - md.sources[i].Stats().Pages
 		require.LessOrEqual(md.t, nulls, md.nulls)
-		if md.ranges[0].null {
+		if i == 0 && md.ranges[0].null {
 			require.Equal(md.t, 1, nulls)
 		}
 	}
@@ -367,6 +438,9 @@ func (md *sparseModel) end() {
 	}
 	md.m.ClearFaults()
 	md.contents()
+	for _, b := range md.others {
+		require.NoError(md.t, b.Close())
+	}
 	for _, r := range md.ranges {
 		require.NoError(md.t, r.s.Close())
 	}
@@ -375,17 +449,21 @@ func (md *sparseModel) end() {
 		require.NoError(md.t, s.Close())
 	}
 	require.NoError(md.t, md.sys.Drain(context.Background()))
-	require.NoError(md.t, md.pages.Close())
+	for _, p := range md.sources {
+		require.NoError(md.t, p.Close())
+	}
 	for _, s := range md.streams {
 		require.NoError(md.t, s.Close())
 	}
-	require.Zero(md.t, md.budget.Stats().Committed)
+	for _, b := range append(md.within[:], md.budget) {
+		require.Zero(md.t, b.Stats().Committed)
+	}
 	require.NoError(md.t, md.sys.Close())
 	require.NoError(md.t, md.m.Close())
 }
 
-// Random operations on ranges of one source, with streams that are held and faults of the
-// driver, keep every page's bytes, and races are none.
+// Random operations on ranges, sources and budgets, with streams that are held, faults of the driver,
+// captures and memory that others lack, keep every page's bytes and every budget's, and races are none.
 func TestSparseRangesBesideAModel(t *testing.T) {
 	for name, faults := range map[string]bool{"without faults": false, "with faults": true} {
 		t.Run(name, func(t *testing.T) {
@@ -396,7 +474,7 @@ func TestSparseRangesBesideAModel(t *testing.T) {
 				rt.Repeat(map[string]func(*rapid.T){
 					"map": md.mapPages, "map again": md.mapPages, "unmapAfter": md.unmapAfter, "unmap": md.unmap, "write": md.write,
 					"write again": md.write, "hold": md.hold, "trim": md.trim, "reopen": md.reopen, "share": md.share, "replace": md.replace,
-					"capture": md.capture, "suspend": md.suspend, "drain": md.drain, "fault": md.fault, "read": func(*rapid.T) { md.contents() },
+					"capture": md.capture, "suspend": md.suspend, "drain": md.drain, "fault": md.fault, "limit": md.setLimit, "other": md.other, "read": func(*rapid.T) { md.contents() },
 					"": md.check,
 				})
 			})
