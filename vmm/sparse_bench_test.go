@@ -135,14 +135,6 @@ func (m *mover) create() {
 
 func (m *mover) bytes() uint64 { return uint64(len(m.handles)) * m.page }
 
-func (m *mover) placeAt(i int) driver.Ptr { return m.base + driver.Ptr(i)*driver.Ptr(m.page) }
-
-// mapPage maps and grants one page at a place.
-func (m *mover) mapPage(handle, i int) {
-	m.ok(m.drv.MemMap(m.placeAt(i), m.page, 0, m.handles[handle]))
-	m.ok(m.drv.MemSetAccess(m.placeAt(i), m.page, m.access))
-}
-
 func (m *mover) mapAt(half int) {
 	at := m.base + driver.Ptr(half)*driver.Ptr(m.bytes())
 	for i, h := range m.handles {
