@@ -61,6 +61,7 @@ func (f *follower) nextInTurn(ctx context.Context, op string, streams []*cuda.St
 			if done || err != nil {
 				return err
 			}
+			released = false // a hold may have begun, and another publisher may wait for its end
 			continue
 		}
 		select {

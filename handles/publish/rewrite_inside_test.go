@@ -50,6 +50,57 @@ func TestAPublisherThatDiesBeforeItRewrites(t *testing.T) {
 	r.stop()
 }
 
+// A Next that was about to show what its publisher did not finish waits, and holds nothing meanwhile:
+// the next publisher may be waiting for that.
+func TestANextThatShowsNothingAfterAll(t *testing.T) {
+	m, sys := sim.Open(t, smallChunks)
+	r, ctx := newRestarting(t, sys.Devices()[0]), peertest.Context(t)
+	r.start(1)
+	k, err := r.client(ctx)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, k.Close()) })
+	f, err := Follow[uint32](ctx, k, r.dev, "numbers", FollowOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	s, late := newStream(t, r.dev), newStream(t, r.dev)
+	require.NoError(t, f.Next(ctx, s))
+
+	goOn := m.Hold(late.Handle())
+	defer goOn()
+	require.NoError(t, late.Memset(r.array.Ptr(), 1, 4))
+	over := make(chan error, 1)
+	go func() { over <- f.Next(ctx, s) }()
+	require.Eventually(t, func() bool { return len(r.p.readers()) == 0 }, peertest.Guard, time.Millisecond, "it waits")
+	f.f.lengths <- struct{}{} // before it shows anything
+	require.NoError(t, r.p.Announce(ctx, r.array.Len(), late))
+	require.Eventually(t, func() bool {
+		f.f.holds.mu.Lock()
+		defer f.f.holds.mu.Unlock()
+		return len(f.f.holds.streams) == 1
+	}, peertest.Guard, time.Millisecond, "it holds what it is about to show")
+	r.p.mu.Lock()
+	r.p.rewriting = opening
+	r.p.tellAll()
+	for f := range r.p.followers {
+		go func() { _ = f.on.conn.Close() }() // as if it had died
+	}
+	r.p.mu.Unlock()
+	before := f.f.slot
+	require.Eventually(t, func() bool { return f.State() == Stale }, peertest.Guard, time.Millisecond)
+	f.f.lengths.Give()
+	require.Eventually(t, func() bool {
+		f.f.mu.Lock()
+		defer f.f.mu.Unlock()
+		return f.f.slot != before
+	}, peertest.Guard, time.Millisecond, "it comes back")
+	require.Eventually(t, func() bool { return len(r.p.readers()) == 0 }, peertest.Guard, time.Millisecond, "it holds nothing")
+	r.p.setRewriting(settled)
+	goOn()
+	require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+	require.NoError(t, <-over)
+	r.stop()
+}
+
 // A publication that is withdrawn while Rewrite waits is whole.
 func TestAWithdrawWhileRewriteWaits(t *testing.T) {
 	r, f := comingBack(t)

@@ -416,6 +416,8 @@ class Follower(OfProcess):
                 self._order_behind(news.link, news.shown.ordered, streams, until)
                 if self._show(news, streams):
                     return news.shown.generation
+                self._end_wait(wait)  # a hold may have begun, and another publisher may wait for its end
+                wait = None
         finally:
             self._end_wait(wait)
 
@@ -523,6 +525,8 @@ class Follower(OfProcess):
                     continue
                 if self._show(news, streams):
                     return news.shown.generation
+                self._end_wait(wait)  # as in next
+                wait = None
         finally:
             with self._lock:
                 self._wakers.discard(wake)
