@@ -35,6 +35,9 @@ type Broker struct {
 	// running are the sessions and the watches of processes.
 	running sync.WaitGroup
 
+	// remembering is held while the keeper is told of a client, or to forget it; before mu.
+	remembering sync.Mutex
+
 	mu    sync.Mutex
 	books *books
 	// changed is closed and replaced when an object is sealed, or ends.

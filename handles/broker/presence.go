@@ -2,7 +2,7 @@ package broker
 
 import (
 	"encoding/json"
-	"fmt"
+	"errors"
 
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -82,10 +82,24 @@ func (b *Broker) depart(h holder, p *presence, note func()) {
 		forget = p.remembered
 		return b.books.leave(h)
 	})
-	if forget && b.ctx.Err() == nil {
-		if err := b.keeper.Drop(b.ctx, keeper.Key(h)); err != nil {
-			b.fail(err)
-		}
+	if forget {
+		b.forget(h)
+	}
+}
+
+// forget has the keeper forget a client, unless it is here again and remembered anew.
+func (b *Broker) forget(h holder) {
+	b.remembering.Lock()
+	defer b.remembering.Unlock()
+	b.mu.Lock()
+	p := b.present[h]
+	again := p != nil && p.remembered
+	b.mu.Unlock()
+	if again || b.ctx.Err() != nil {
+		return
+	}
+	if err := b.keeper.Drop(b.ctx, keeper.Key(h)); err != nil {
+		b.fail(err)
 	}
 }
 
@@ -101,6 +115,8 @@ func (b *Broker) remember(s *session) error {
 	if b.keeper == nil {
 		return nil
 	}
+	b.remembering.Lock()
+	defer b.remembering.Unlock()
 	b.mu.Lock()
 	p := b.present[s.h]
 	if p.remembered || p.process == nil {
@@ -142,8 +158,8 @@ func (b *Broker) expect(e *keeper.Entry) error {
 	if err := json.Unmarshal(e.Record, &r); err != nil {
 		return err
 	}
-	if len(e.Files) != 1 {
-		return fmt.Errorf("a client with %d files", len(e.Files))
+	if len(e.Files) == 0 { // more are of the same process, which came again before it was forgotten
+		return errors.New("a client without a process")
 	}
 	p := &presence{of: r.Client, sessions: map[*session]struct{}{}, remembered: true}
 	err := e.Files[0].Use(func(n int) (err error) {
