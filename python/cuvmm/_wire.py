@@ -29,7 +29,7 @@ class Shape(NamedTuple):
 
 _REASON = 512
 _NAME = 255
-_LIMITS = {"name": _NAME, "reason": _REASON, "tag": 128}
+_LIMITS = {"name": _NAME, "reason": _REASON, "warning": _REASON, "tag": 128}
 MAX_CHUNKS = 1 << 16
 MAX_BATCH = 64
 MAX_PUBLICATIONS = 2048
