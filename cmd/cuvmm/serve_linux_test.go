@@ -421,7 +421,7 @@ func TestServeLeavesItsFilesToTheServiceManager(t *testing.T) {
 		require.Eventually(t, func() bool { return len(m.names()) == 0 }, peertest.Guard, time.Millisecond, "a service that runs has its files itself")
 		require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 		require.NoError(t, c.Wait(), log.String())
-		require.Equal(t, []string{"cuvmm-entries", "cuvmm-file-1", "cuvmm-file-2"}, m.names(), "a chunk and a manifest")
+		require.Equal(t, []string{"cuvmm-entries", "cuvmm-file-1", "cuvmm-file-2", "cuvmm-file-3"}, m.names(), "a chunk, a manifest, and the process that wrote them")
 		c = start()
 		got, err := k.Attach(ctx, d, "w", broker.AttachOptions{})
 		require.NoError(t, err)
@@ -434,6 +434,14 @@ func TestServeLeavesItsFilesToTheServiceManager(t *testing.T) {
 	}
 	require.NoError(t, k.Remove(ctx, "w", 0))
 	require.NoError(t, k.Close())
+	other, err := broker.Dial(ctx, l.Path(), broker.DialOptions{})
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		s, err := other.Status(ctx)
+		require.NoError(t, err)
+		return s.Clients == 1
+	}, peertest.Guard, time.Millisecond, "the client that wrote is forgotten")
+	require.NoError(t, other.Close())
 	require.NoError(t, c.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, c.Wait(), log.String())
 	require.Equal(t, []string{"cuvmm-entries"}, m.names(), "the versions go on")
