@@ -33,6 +33,12 @@ typedef struct {
 } cuvmm_access;
 
 typedef struct {
+    uint32_t order;
+    cuvmm_location src, dst;
+    uint32_t flags;
+} cuvmm_copy;
+
+typedef struct {
     uint32_t devices;
     uint64_t size, handle_types, flags;
 } cuvmm_multicast;

@@ -30,6 +30,8 @@ _Static_assert(offsetof(cuvmm_multicast, handle_types) == 16, "multicast propert
 _Static_assert(offsetof(cuvmm_multicast, flags) == 24, "multicast properties");
 _Static_assert(sizeof(cuvmm_access) == 12, "access descriptor");
 _Static_assert(offsetof(cuvmm_access, flags) == 8, "access descriptor");
+_Static_assert(sizeof(cuvmm_copy) == 24, "attributes of copies");
+_Static_assert(offsetof(cuvmm_copy, flags) == 20, "attributes of copies");
 _Static_assert(sizeof(cuvmm_lock) == 64, "lock arguments");
 _Static_assert(sizeof(cuvmm_shareable) == 64, "shareable handle");
 _Static_assert(sizeof(cuvmm_uuid) == 16, "uuid");

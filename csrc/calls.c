@@ -229,6 +229,12 @@ int32_t cuvmm_MemcpyDtoDAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uin
     return result;
 }
 
+int32_t cuvmm_MemcpyBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *dst, size_t dst_n, const uint64_t *src,
+        const size_t *sizes, const cuvmm_copy *attrs, size_t attrs_n, const size_t *first, uintptr_t s) {
+    CUVMM_CALL(drv, ctx, cuMemcpyBatchAsync, (dst, src, sizes, dst_n, attrs, first, attrs_n, s));
+    return result;
+}
+
 int32_t cuvmm_MemsetD8Async(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint8_t v, size_t n, uintptr_t s) {
     CUVMM_CALL(drv, ctx, cuMemsetD8Async, (dst, v, n, s));
     return result;

@@ -194,6 +194,16 @@ func (t *table) MemcpyDtoDAsync(c driver.Context, dst driver.Ptr, src driver.Ptr
 	return driver.Result(C.cuvmm_MemcpyDtoDAsync(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint64_t(src), C.size_t(n), C.uintptr_t(s)))
 }
 
+func (t *table) MemcpyBatchAsync(c driver.Context, dst []driver.Ptr, src []driver.Ptr, sizes []uint64, attrs []driver.CopyAttributes, first []uint64, s driver.Stream) driver.Result {
+	if len(dst) != len(src) || len(dst) != len(sizes) {
+		return driver.InvalidValue
+	}
+	if len(attrs) != len(first) {
+		return driver.InvalidValue
+	}
+	return driver.Result(C.cuvmm_MemcpyBatchAsync(t.c, C.uintptr_t(c), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(dst))), C.size_t(len(dst)), (*C.uint64_t)(unsafe.Pointer(unsafe.SliceData(src))), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(sizes))), (*C.cuvmm_copy)(unsafe.Pointer(unsafe.SliceData(attrs))), C.size_t(len(attrs)), (*C.size_t)(unsafe.Pointer(unsafe.SliceData(first))), C.uintptr_t(s)))
+}
+
 func (t *table) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, s driver.Stream) driver.Result {
 	return driver.Result(C.cuvmm_MemsetD8Async(t.c, C.uintptr_t(c), C.uint64_t(dst), C.uint8_t(v), C.size_t(n), C.uintptr_t(s)))
 }

@@ -6,7 +6,7 @@
 #define CUVMM_CALLS_H
 
 // The place of cuCtxPopCurrent in the table of entry points: behind the calls.
-enum { CUVMM_POP = 122 };
+enum { CUVMM_POP = 123 };
 
 int32_t cuvmm_Init(cuvmm_driver drv);
 cuvmm_value cuvmm_DriverGetVersion(cuvmm_driver drv);
@@ -48,6 +48,8 @@ int32_t cuvmm_EventDestroy(cuvmm_driver drv, uintptr_t ctx, uintptr_t e);
 int32_t cuvmm_MemcpyHtoDAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, const void *src, size_t n, uintptr_t s);
 int32_t cuvmm_MemcpyDtoHAsync(cuvmm_driver drv, uintptr_t ctx, void *dst, uint64_t src, size_t n, uintptr_t s);
 int32_t cuvmm_MemcpyDtoDAsync(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint64_t src, size_t n, uintptr_t s);
+int32_t cuvmm_MemcpyBatchAsync(cuvmm_driver drv, uintptr_t ctx, const uint64_t *dst, size_t dst_n, const uint64_t *src,
+        const size_t *sizes, const cuvmm_copy *attrs, size_t attrs_n, const size_t *first, uintptr_t s);
 int32_t cuvmm_MemsetD8Async(cuvmm_driver drv, uintptr_t ctx, uint64_t dst, uint8_t v, size_t n, uintptr_t s);
 cuvmm_value cuvmm_MemAlloc(cuvmm_driver drv, uintptr_t ctx, size_t n);
 int32_t cuvmm_MemFree(cuvmm_driver drv, uintptr_t ctx, uint64_t p);

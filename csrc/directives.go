@@ -89,6 +89,8 @@ package csrc
 #cgo nocallback cuvmm_MemcpyDtoHAsync
 #cgo noescape cuvmm_MemcpyDtoDAsync
 #cgo nocallback cuvmm_MemcpyDtoDAsync
+#cgo noescape cuvmm_MemcpyBatchAsync
+#cgo nocallback cuvmm_MemcpyBatchAsync
 #cgo noescape cuvmm_MemsetD8Async
 #cgo nocallback cuvmm_MemsetD8Async
 #cgo noescape cuvmm_MemAlloc

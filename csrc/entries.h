@@ -53,6 +53,8 @@ typedef struct {
     int32_t (*cuMemcpyHtoDAsync)(uint64_t dst, const void *src, size_t n, uintptr_t s);
     int32_t (*cuMemcpyDtoHAsync)(void *dst, uint64_t src, size_t n, uintptr_t s);
     int32_t (*cuMemcpyDtoDAsync)(uint64_t dst, uint64_t src, size_t n, uintptr_t s);
+    int32_t (*cuMemcpyBatchAsync)(const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t count,
+        const cuvmm_copy *attrs, const size_t *first, size_t n, uintptr_t s);
     int32_t (*cuMemsetD8Async)(uint64_t dst, uint8_t v, size_t n, uintptr_t s);
     int32_t (*cuMemAlloc)(uint64_t *p, size_t n);
     int32_t (*cuMemFree)(uint64_t p);

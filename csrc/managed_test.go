@@ -17,6 +17,11 @@ var (
 	sizes      = []uint64{0x1000, 0x2000, 1 << 33}
 	places     = []driver.Location{place, {Type: driver.LocationDevice, ID: 3}}
 	firsts     = []uint64{0, 2}
+	copies     = []driver.CopyAttributes{
+		{Order: driver.CopyInStreamOrder, SrcHint: place, DstHint: driver.Location{Type: driver.LocationDevice, ID: 3}, Flags: 1},
+		{Order: driver.CopyInStreamOrder},
+	}
+	copyBytes = le(uint32(1), placeBytes, uint32(1), int32(3), uint32(1), uint32(1), make([]byte, 20))
 )
 
 func init() {
@@ -58,6 +63,12 @@ func init() {
 				return []any{d.MemPrefetchBatchAsync(c, ranges, sizes, places, firsts, stream)}
 			},
 			args: batch, takes: true,
+		},
+		driver.CallMemcpyBatchAsync: {
+			do: func(d driver.Driver, c driver.Context) []any {
+				return []any{d.MemcpyBatchAsync(c, ranges, ranges, sizes, copies, firsts, stream)}
+			},
+			args: le(ranges, ranges, sizes, uint64(3), copyBytes, firsts, uint64(2), stream), takes: true,
 		},
 		driver.CallMemDiscardBatchAsync: {
 			do: func(d driver.Driver, c driver.Context) []any {
@@ -107,7 +118,10 @@ func TestManagedCallsRefuseArraysThatDoNotFit(t *testing.T) {
 	for name, call := range map[string]func() driver.Result{
 		"prefetch: fewer sizes":  func() driver.Result { return d.MemPrefetchBatchAsync(ours, ranges, sizes[:2], places, firsts, stream) },
 		"prefetch: fewer firsts": func() driver.Result { return d.MemPrefetchBatchAsync(ours, ranges, sizes, places, firsts[:1], stream) },
-		"discard: fewer ranges":  func() driver.Result { return d.Foreign().MemDiscardBatchAsync(ours, ranges[:2], sizes, stream) },
+		"copies: fewer sizes": func() driver.Result {
+			return d.MemcpyBatchAsync(ours, ranges, ranges, sizes[:2], copies, firsts, stream)
+		},
+		"discard: fewer ranges": func() driver.Result { return d.Foreign().MemDiscardBatchAsync(ours, ranges[:2], sizes, stream) },
 		"both: fewer locations": func() driver.Result {
 			return d.MemDiscardAndPrefetchBatchAsync(ours, ranges, sizes, places[:1], firsts, stream)
 		},
@@ -161,6 +175,7 @@ func TestManagedCallsDoNotAllocate(t *testing.T) {
 		"MemAdvise":                       func() { d.MemAdvise(ours, ptr, 1, driver.AdviseSetReadMostly, place) },
 		"MemPrefetchAsync":                func() { d.MemPrefetchAsync(ours, ptr, 1, place, stream) },
 		"MemPrefetchBatchAsync":           func() { d.MemPrefetchBatchAsync(ours, ranges, sizes, places, firsts, stream) },
+		"MemcpyBatchAsync":                func() { d.MemcpyBatchAsync(ours, ranges, ranges, sizes, copies, firsts, stream) },
 		"MemDiscardBatchAsync":            func() { d.Foreign().MemDiscardBatchAsync(ours, ranges, sizes, stream) },
 		"MemDiscardAndPrefetchBatchAsync": func() { d.MemDiscardAndPrefetchBatchAsync(ours, ranges, sizes, places, firsts, stream) },
 		"MemRangeGetAttribute":            func() { d.MemRangeGetAttribute(ours, driver.RangeAccessedBy, ptr, 1, out) },

@@ -216,6 +216,13 @@ int32_t cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t n, uintptr_t s) 
     return r != 0 ? r : cuvmm_sim_MemcpyDtoDAsync(dst, src, n, s);
 }
 
+int32_t cuMemcpyBatchAsync_v2(const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t count,
+        const cuvmm_copy *attrs, const size_t *first, size_t n, uintptr_t s) {
+    int32_t r = cuvmm_enter_thread();
+    return r != 0 ? r : cuvmm_sim_MemcpyBatchAsync((uint64_t *)dst, (uint64_t *)src, (size_t *)sizes, count,
+        (cuvmm_copy *)attrs, (size_t *)first, n, s);
+}
+
 int32_t cuMemsetD8Async(uint64_t dst, uint8_t v, size_t n, uintptr_t s) {
     int32_t r = cuvmm_enter_thread();
     return r != 0 ? r : cuvmm_sim_MemsetD8Async(dst, v, n, s);
@@ -665,6 +672,7 @@ const cuvmm_export cuvmm_exports[] = {
     {"cuMemcpyHtoDAsync", 3020, (cuvmm_function)cuMemcpyHtoDAsync_v2},
     {"cuMemcpyDtoHAsync", 3020, (cuvmm_function)cuMemcpyDtoHAsync_v2},
     {"cuMemcpyDtoDAsync", 3020, (cuvmm_function)cuMemcpyDtoDAsync_v2},
+    {"cuMemcpyBatchAsync", 13000, (cuvmm_function)cuMemcpyBatchAsync_v2},
     {"cuMemsetD8Async", 3020, (cuvmm_function)cuMemsetD8Async},
     {"cuMemAlloc", 3020, (cuvmm_function)cuMemAlloc_v2},
     {"cuMemFree", 3020, (cuvmm_function)cuMemFree_v2},

@@ -562,6 +562,18 @@ func cuvmm_sim_MemcpyDtoDAsync(dst C.uint64_t, src C.uint64_t, n C.size_t, s C.u
 	return code(lib.MemcpyDtoDAsync(0, driver.Ptr(dst), driver.Ptr(src), uint64(n), driver.Stream(s)))
 }
 
+//export cuvmm_sim_MemcpyBatchAsync
+func cuvmm_sim_MemcpyBatchAsync(dst *C.uint64_t, src *C.uint64_t, sizes *C.size_t, count C.size_t, attrs *C.cuvmm_copy, first *C.size_t, n C.size_t, s C.uintptr_t) C.int32_t {
+	if count > longest || dst == nil && count != 0 || src == nil && count != 0 || sizes == nil && count != 0 || n > longest || attrs == nil && n != 0 || first == nil && n != 0 {
+		return C.int32_t(driver.InvalidValue)
+	}
+	lib, res := opened()
+	if res != driver.Success {
+		return code(res)
+	}
+	return code(lib.MemcpyBatchAsync(0, unsafe.Slice((*driver.Ptr)(unsafe.Pointer(dst)), count), unsafe.Slice((*driver.Ptr)(unsafe.Pointer(src)), count), unsafe.Slice((*uint64)(unsafe.Pointer(sizes)), count), unsafe.Slice((*driver.CopyAttributes)(unsafe.Pointer(attrs)), n), unsafe.Slice((*uint64)(unsafe.Pointer(first)), n), driver.Stream(s)))
+}
+
 //export cuvmm_sim_MemsetD8Async
 func cuvmm_sim_MemsetD8Async(dst C.uint64_t, v C.uint8_t, n C.size_t, s C.uintptr_t) C.int32_t {
 	lib, res := opened()

@@ -49,6 +49,8 @@ int32_t cuEventDestroy_v2(uintptr_t e);
 int32_t cuMemcpyHtoDAsync_v2(uint64_t dst, const void *src, size_t n, uintptr_t s);
 int32_t cuMemcpyDtoHAsync_v2(void *dst, uint64_t src, size_t n, uintptr_t s);
 int32_t cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t n, uintptr_t s);
+int32_t cuMemcpyBatchAsync_v2(const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t count,
+        const cuvmm_copy *attrs, const size_t *first, size_t n, uintptr_t s);
 int32_t cuMemsetD8Async(uint64_t dst, uint8_t v, size_t n, uintptr_t s);
 int32_t cuMemAlloc_v2(uint64_t *p, size_t n);
 int32_t cuMemFree_v2(uint64_t p);

@@ -102,6 +102,42 @@ func (a *api) MemcpyDtoDAsync(c driver.Context, dst, src driver.Ptr, n uint64, h
 	return a.copyDevice(driver.CallMemcpyDtoDAsync, c, dst, src, n, h)
 }
 
+func (a *api) MemcpyBatchAsync(c driver.Context, dst, src []driver.Ptr, sizes []uint64, attrs []driver.CopyAttributes, first []uint64, h driver.Stream) driver.Result {
+	const call = driver.CallMemcpyBatchAsync
+	s, r := a.enterStream(call, c, h)
+	if r != driver.Success {
+		return r
+	}
+	defer a.leave()
+	if s.isLegacy() || len(dst) == 0 || len(src) != len(dst) || len(sizes) != len(dst) || len(attrs) == 0 || len(attrs) > len(dst) || len(first) != len(attrs) {
+		return driver.InvalidValue
+	}
+	for i, k := range first {
+		if attrs[i].Order != driver.CopyInStreamOrder || i == 0 && k != 0 || i > 0 && k <= first[i-1] || k >= uint64(len(dst)) {
+			return driver.InvalidValue
+		}
+	}
+	copies := make([]task, len(dst))
+	for i, n := range sizes {
+		if n == 0 || a.m.missing(call, uint64(dst[i]), n) || a.m.missing(call, uint64(src[i]), n) {
+			return driver.InvalidValue
+		}
+		copies[i] = a.m.copyTask(call, place{addr: uint64(dst[i])}, place{addr: uint64(src[i])}, n)
+	}
+	if r := s.refuseCapture(); r != driver.Success {
+		return r
+	}
+	_, r = s.submit(task{run: func(at site) *fault {
+		for _, t := range copies {
+			if f := t.run(at); f != nil {
+				return f
+			}
+		}
+		return nil
+	}})
+	return r
+}
+
 func (a *api) MemsetD8Async(c driver.Context, dst driver.Ptr, v uint8, n uint64, h driver.Stream) driver.Result {
 	return a.fill(driver.CallMemsetD8Async, c, dst, []byte{v}, n, h, false)
 }

@@ -347,9 +347,14 @@ func TestJoin(t *testing.T) {
 }
 
 // Segments that follow each other are one copy, up to the size of a piece, and small ones
-// share an event.
+// share an event and, where the driver has it, a call.
 func TestSmallSegmentsAreFewCalls(t *testing.T) {
-	m, sys := sim.Open(t)
+	t.Run("in batches", func(t *testing.T) { fewCalls(t, 13000, 0, 16) })
+	t.Run("one by one", func(t *testing.T) { fewCalls(t, 12090, 1000, 0) })
+}
+
+func fewCalls(t *testing.T, version, apartCopies, apartBatches int) {
+	m, sys := sim.Open(t, sim.Options{DriverVersion: version})
 	g := on(t, sys.Devices()[0])
 	const count, n = 1000, 4096
 	p := g.memory(t, 2*count*n)
@@ -362,12 +367,13 @@ func TestSmallSegmentsAreFewCalls(t *testing.T) {
 		apart = append(apart, bulk.Segment{Ptr: p + driver.Ptr(2*i*n), Bytes: n})
 	}
 	for _, c := range []struct {
-		segments      []bulk.Segment
-		copies, marks int
-	}{{side, 1, 1}, {apart, count, 16}, {bulk.Join(apart, n), 2, 2}} {
-		copies, marks := m.Count("cuMemcpyDtoHAsync"), m.Count("cuEventRecord")
+		segments               []bulk.Segment
+		copies, batches, marks int
+	}{{side, 1, 0, 1}, {apart, apartCopies, apartBatches, 16}, {bulk.Join(apart, n), 2, 0, 2}} {
+		copies, batches, marks := m.Count("cuMemcpyDtoHAsync"), m.Count("cuMemcpyBatchAsync"), m.Count("cuEventRecord")
 		require.NoError(t, b.Out(t.Context(), c.segments, 0, o))
 		require.Equal(t, c.copies, m.Count("cuMemcpyDtoHAsync")-copies)
+		require.Equal(t, c.batches, m.Count("cuMemcpyBatchAsync")-batches)
 		require.Equal(t, c.marks, m.Count("cuEventRecord")-marks)
 	}
 }

@@ -10,6 +10,7 @@ import (
 const (
 	SlabBytes  = slabBytes
 	PieceBytes = pieceBytes
+	MostCopies = mostCopies
 )
 
 // WithLimits has the package see other limits of the host during a test.

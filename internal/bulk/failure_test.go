@@ -54,6 +54,17 @@ func walked(t *testing.T, g gpu, size int) map[string]func() error {
 				return 0, nil
 			}, behind)
 		},
+		"apart": func() error {
+			b, err := g.Reserve(t.Context(), 1500*small, true, o)
+			if err != nil {
+				return err
+			}
+			defer b.Release()
+			if err := b.Out(t.Context(), apart, 0, behind); err != nil {
+				return err
+			}
+			return b.In(t.Context(), apart, 0, o)
+		},
 		"ahead":     backed(true),
 		"pipelined": backed(false),
 		"fill": func() error {

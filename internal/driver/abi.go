@@ -48,6 +48,20 @@ type AccessDesc struct {
 	Flags    AccessFlags
 }
 
+// CopyAttributes is CUmemcpyAttributes. The hints are for managed memory.
+type CopyAttributes struct {
+	_                structs.HostLayout
+	Order            CopyOrder
+	SrcHint, DstHint Location
+	Flags            uint32
+}
+
+// CopyOrder is when a copy reads its source.
+type CopyOrder uint32
+
+// CopyInStreamOrder reads it behind the earlier work of the stream.
+const CopyInStreamOrder CopyOrder = 1
+
 // LockArgs is CUcheckpointLockArgs.
 type LockArgs struct {
 	_         structs.HostLayout

@@ -45,6 +45,7 @@ const (
 	CallMemcpyHtoDAsync
 	CallMemcpyDtoHAsync
 	CallMemcpyDtoDAsync
+	CallMemcpyBatchAsync
 	CallMemsetD8Async
 	CallMemAlloc
 	CallMemFree
@@ -177,6 +178,7 @@ var calls = [CallCount]struct {
 	CallMemcpyHtoDAsync:                           {"cuMemcpyHtoDAsync", 3020},
 	CallMemcpyDtoHAsync:                           {"cuMemcpyDtoHAsync", 3020},
 	CallMemcpyDtoDAsync:                           {"cuMemcpyDtoDAsync", 3020},
+	CallMemcpyBatchAsync:                          {"cuMemcpyBatchAsync", 13000},
 	CallMemsetD8Async:                             {"cuMemsetD8Async", 3020},
 	CallMemAlloc:                                  {"cuMemAlloc", 3020},
 	CallMemFree:                                   {"cuMemFree", 3020},

@@ -188,6 +188,12 @@ type Driver interface {
 	MemcpyDtoHAsync(c Context, dst unsafe.Pointer, src Ptr, n uint64, s Stream) Result
 	//cu:entry 3020 cuMemcpyDtoDAsync_v2(uint64_t dst, uint64_t src, size_t n, uintptr_t s)
 	MemcpyDtoDAsync(c Context, dst, src Ptr, n uint64, s Stream) Result
+	// MemcpyBatchAsync makes copies between memory that the driver knows, in no order among each
+	// other. The copy i has the attributes of the last first[k] that is at most i; first begins with 0
+	// and is as long as attrs. The arrays are read before the call returns.
+	//
+	//cu:entry 13000 cuMemcpyBatchAsync_v2(const uint64_t *dst, const uint64_t *src, const size_t *sizes, size_t count=len(dst,src,sizes), const cuvmm_copy *attrs, const size_t *first, size_t n=len(attrs,first), uintptr_t s)
+	MemcpyBatchAsync(c Context, dst, src []Ptr, sizes []uint64, attrs []CopyAttributes, first []uint64, s Stream) Result
 	//cu:entry 3020 cuMemsetD8Async(uint64_t dst, uint8_t v, size_t n, uintptr_t s)
 	MemsetD8Async(c Context, dst Ptr, v uint8, n uint64, s Stream) Result
 

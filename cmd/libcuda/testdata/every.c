@@ -341,6 +341,11 @@ static void managed(void *s) {
     OK(cuMemPrefetchAsync_v2, (uint64_t, size_t, location, unsigned, void *), p, size, device, 0, s);
     size_t n = size, first = 0;
     OK(cuMemPrefetchBatchAsync, (uint64_t *, size_t *, size_t, location *, size_t *, size_t, uint64_t, void *), &p, &n, 1, &device, &first, 1, 0, s);
+    struct { unsigned order; location src, dst; unsigned flags; } how = {1, {0, 0}, {0, 0}, 0};
+    uint64_t copied = p + size / 2;
+    size_t half = size / 2;
+    OK(cuMemcpyBatchAsync_v2, (uint64_t *, uint64_t *, size_t *, size_t, void *, size_t *, size_t, void *), &copied, &p, &half, 1, &how, &first, 1, s);
+    GIVES(INVALID_VALUE, cuMemcpyBatchAsync_v2, (uint64_t *, uint64_t *, size_t *, size_t, void *, size_t *, size_t, void *), &copied, &p, &half, 0, &how, &first, 1, s);
     OK(cuMemDiscardBatchAsync, (uint64_t *, size_t *, size_t, uint64_t, void *), &p, &n, 1, 0, s);
     OK(cuMemDiscardAndPrefetchBatchAsync, (uint64_t *, size_t *, size_t, location *, size_t *, size_t, uint64_t, void *), &p, &n, 1, &device, &first, 1, 0, s);
     GIVES(INVALID_VALUE, cuMemDiscardBatchAsync, (uint64_t *, size_t *, size_t, uint64_t, void *), NULL, &n, 1, 0, s);

@@ -512,6 +512,18 @@ typedef struct {
     int type, id;
 } CUmemLocation;
 
+typedef struct {
+    int order;
+    CUmemLocation src, dst;
+    unsigned int flags;
+} CUmemcpyAttributes;
+
+CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *dst, CUdeviceptr *src, size_t *sizes, size_t count, CUmemcpyAttributes *attrs,
+                               size_t *first, size_t n, CUstream s) {
+    return call("cuMemcpyBatchAsync", MEM(dst, count * 8), MEM(src, count * 8), MEM(sizes, count * 8), VAL(count),
+                MEM(attrs, n * sizeof *attrs), MEM(first, n * 8), VAL(n), VAL(s), END);
+}
+
 CUresult cuMemAllocManaged(CUdeviceptr *p, size_t n, unsigned int flags) {
     RETURN(call("cuMemAllocManaged", VAL(n), VAL(flags), END), *p = 0x7f00000000e0);
 }
@@ -736,6 +748,7 @@ static const struct {
     {"cuMemcpyHtoDAsync", 3020, cuMemcpyHtoDAsync_v2},
     {"cuMemcpyDtoHAsync", 3020, cuMemcpyDtoHAsync_v2},
     {"cuMemcpyDtoDAsync", 3020, cuMemcpyDtoDAsync_v2},
+    {"cuMemcpyBatchAsync", 13000, cuMemcpyBatchAsync_v2},
     {"cuMemsetD8Async", 3020, cuMemsetD8Async},
     {"cuMemsetD32Async", 3020, cuMemsetD32Async},
     {"cuMemcpyHtoD", 3020, cuMemcpyHtoD_v2},

@@ -222,6 +222,7 @@ func splitParams(s string) []string {
 var cStructs = map[string]string{
 	"UUID": "cuvmm_uuid", "Location": "cuvmm_location", "AllocationProp": "cuvmm_prop",
 	"AccessDesc": "cuvmm_access", "MulticastProp": "cuvmm_multicast", "LockArgs": "cuvmm_lock",
+	"CopyAttributes": "cuvmm_copy",
 }
 
 // cScalars are the kinds of numbers that a C type holds without loss.

@@ -203,7 +203,11 @@ func (e *entry) methodGo(b *bytes.Buffer) {
 	}
 	for _, c := range e.declared {
 		if lens := c.slices(); len(lens) > 1 {
-			fmt.Fprintf(b, "if len(%s) != len(%s) {\nreturn driver.InvalidValue\n}\n", lens[0], lens[1])
+			differ := make([]string, len(lens)-1)
+			for i, list := range lens[1:] {
+				differ[i] = fmt.Sprintf("len(%s) != len(%s)", lens[0], list)
+			}
+			fmt.Fprintf(b, "if %s {\nreturn driver.InvalidValue\n}\n", strings.Join(differ, " || "))
 		}
 		f, ok := find(e.params, c.name)
 		if !ok {

@@ -137,6 +137,11 @@ var generalMatrix = []matrixCall{
 	{"synchronous copy on the device", harmless, nil, func(t *T, _ driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return f.MemcpyDtoD(t.ctx, t.scratch, t.scratch+4096, 64) }
 	}},
+	{"copies in a batch", harmless, needs(entryPoints(driver.CallMemcpyBatchAsync)), func(t *T, s driver.Stream) action {
+		return func(f driver.Foreign) driver.Result {
+			return copyBatch(t, []driver.Ptr{t.scratch}, []driver.Ptr{t.scratch + pageSize}, s)
+		}
+	}},
 	{"launch of a kernel", harmless, nil, func(t *T, s driver.Stream) action {
 		return func(f driver.Foreign) driver.Result { return t.kernels.launchNothing(f, t.ctx, s) }
 	}},

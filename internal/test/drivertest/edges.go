@@ -2,7 +2,9 @@ package drivertest
 
 import (
 	"bytes"
+	"slices"
 	"sync/atomic"
+	"unsafe"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -337,6 +339,44 @@ var edges = []Case{
 		},
 	},
 	{
+		Name:  "cuMemcpyBatchAsync between device memory and registered memory, both ways, behind work that is held up",
+		Says:  "success; behind the earlier work of the stream, and the later work behind it",
+		Needs: needs(entryPoints(driver.CallMemcpyBatchAsync)),
+		Run: func(t *T) {
+			host := t.pageable(4 * pageSize)
+			t.register(host, 4*pageSize)
+			at := func(page int) driver.Ptr { return driver.Ptr(uintptr(host)) + driver.Ptr(page*pageSize) }
+			p, _ := t.memory((6*pageSize + t.chunk - 1) / t.chunk * t.chunk)
+			s := t.newStream(t.ctx, driver.StreamNonBlocking)
+			h := t.hold(t.ctx, s)
+			t.ok(t.D.MemsetD8Async(t.ctx, p, 7, 2*pageSize, s), "memset")
+			t.ok(copyBatch(t, []driver.Ptr{at(3), at(1)}, []driver.Ptr{p, p + pageSize}, s), "to the host")
+			t.ok(t.D.MemsetD8Async(t.ctx, p, 9, 2*pageSize, s), "memset")
+			t.ok(copyBatch(t, []driver.Ptr{p + 5*pageSize, p + 4*pageSize}, []driver.Ptr{at(1), at(3)}, s), "to the device")
+			t.didNotWait(h, "the copies")
+			h.release()
+			t.ok(t.D.StreamSynchronize(t.ctx, s), "synchronize")
+			for i, b := range unsafe.Slice((*byte)(host), 4*pageSize) {
+				if want := byte(i / pageSize % 2 * 7); b != want {
+					t.Fatalf("byte %d of the host's memory is %d, want %d", i, b, want)
+				}
+			}
+			t.reads(t.device, p, 2*pageSize, 9)
+			t.reads(t.device, p+4*pageSize, 2*pageSize, 7)
+		},
+	},
+	{
+		Name:  "cuMemcpyBatchAsync on the legacy stream; of no copies; without attributes",
+		Says:  "INVALID_VALUE each",
+		Needs: needs(entryPoints(driver.CallMemcpyBatchAsync)),
+		Run: func(t *T) {
+			p, q := []driver.Ptr{t.scratch}, []driver.Ptr{t.scratch + 4096}
+			t.returns(driver.InvalidValue, copyBatch(t, p, q, 0), "the legacy stream")
+			t.returns(driver.InvalidValue, copyBatch(t, nil, nil, t.stream), "no copies")
+			t.returns(driver.InvalidValue, t.D.MemcpyBatchAsync(t.ctx, p, q, []uint64{64}, nil, nil, t.stream), "no attributes")
+		},
+	},
+	{
 		Name: "cuModuleLoadDataEx with a log of errors, of PTX that does not assemble and of good one",
 		Says: "INVALID_PTX and words in the log; success",
 		Run: func(t *T) {
@@ -490,4 +530,10 @@ func workAcrossAHole(c *child) {
 	}
 	found = append(found, holeResult{"synchronize", driver.Success, c.d.StreamSynchronize(ctx, s)})
 	c.send(found)
+}
+
+// copyBatch copies a page each, by one call.
+func copyBatch(t *T, dst, src []driver.Ptr, s driver.Stream) driver.Result {
+	sizes := slices.Repeat([]uint64{pageSize}, len(dst))
+	return t.D.MemcpyBatchAsync(t.ctx, dst, src, sizes, []driver.CopyAttributes{{Order: driver.CopyInStreamOrder}}, []uint64{0}, s)
 }
