@@ -16,7 +16,8 @@ import (
 )
 
 // Kept is memory for a publication that outlives its publisher. All methods are safe for concurrent use. The caller
-// closes it, after the publication is withdrawn.
+// closes it, after the publication. To hand it on, close the server and then the Kept: followers come back to the
+// next publisher. Withdrawing the publication before ends them.
 type Kept struct{ o *Object }
 
 // KeepOptions configure [Client.Keep].
@@ -102,8 +103,8 @@ func (w *Kept) Err() error {
 }
 
 // Close closes the buffer, which waits for the work on it, and tells the broker, for which the next process may
-// publish the memory. A publication of it must be withdrawn before (cuda.ErrInUse). Idempotent; after an error it
-// may be called again.
+// publish the memory. Its server must be closed before, or the publication withdrawn (cuda.ErrInUse). What was moved out of
+// the buffer (vmm.Buffer.Move) must be closed, too. Idempotent; after an error it may be called again.
 func (w *Kept) Close() error {
 	if w == nil || w.o == nil {
 		return errs.PeerInvalid("broker.Kept.Close", "a nil or zero Kept", "take one from Client.Keep")

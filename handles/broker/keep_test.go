@@ -14,6 +14,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
@@ -161,6 +162,13 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	<-x.p.Released().Done()
 	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: &publish.Page{}})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	other, err := vmm.NewBuffer(d, vmm.BufferOptions{})
+	require.NoError(t, err)
+	require.NoError(t, other.Resize(nil, n))
+	_, err = x.server.Publish("weights", other, publish.PublishOptions{Page: w.Page()})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "a page of other memory")
+	require.NoError(t, other.Close())
 	require.NoError(t, w.Buffer().Resize(nil, n-1))
 	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: w.Page()})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
@@ -171,6 +179,8 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	}
 	_, err = k.Attach(ctx, d, "weights", broker.AttachOptions{Wait: true})
 	require.ErrorIs(t, err, broker.ErrUnknown)
+	_, err = k.Ensure(ctx, d, "weights", broker.CreateOptions{Bytes: n}, func(context.Context, *broker.Writer) (*broker.Object, error) { return nil, nil })
+	require.ErrorIs(t, err, broker.ErrExists)
 	_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	all, err := k.List(ctx)

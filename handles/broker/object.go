@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -153,7 +154,7 @@ func (o *Object) describe(op string, f *peer.FD) error {
 		return nil
 	case o.about.Publication:
 		id := sha256.Sum256(append([]byte("cuvmm publication "), o.key[:]...))
-		o.page = publish.NewPage([16]byte(id[:]), o.buffer.Len(), f)
+		o.page = publish.NewPage([16]byte(id[:]), o.buffer, f)
 		return nil
 	}
 	defer func() { _ = f.Close() }()
@@ -472,10 +473,16 @@ func (k *Client) Ensure(ctx context.Context, d *cuda.Device, name string, o Crea
 		switch {
 		case err == nil:
 			return w.fill(ctx, op, fill)
-		case !errors.Is(err, ErrExists) && !errors.Is(err, ErrWriting):
+		case errors.Is(err, ErrExists) && k.publishes(ctx, name), !errors.Is(err, ErrExists) && !errors.Is(err, ErrWriting):
 			return nil, err
 		}
 	}
+}
+
+// publishes reports whether the name is a publication's, which is never attached.
+func (k *Client) publishes(ctx context.Context, name string) bool {
+	all, err := k.List(ctx)
+	return err == nil && slices.ContainsFunc(all, func(l Listing) bool { return l.Name == name && l.Publication })
 }
 
 // fill has a function fill and commit the object, which is closed if the function fails.

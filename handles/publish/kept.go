@@ -6,12 +6,14 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/driver"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/life"
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/sharedpage"
 	"github.com/cuvmm/cuvmm/internal/wait"
+	"github.com/cuvmm/cuvmm/vmm"
 )
 
 // Page is what outlives a publication's process beside the memory: words that say which generation is
@@ -19,6 +21,7 @@ import (
 // them ([PublishOptions].Page). A broker keeps both: see Client.Keep in package broker. The owner closes it.
 type Page struct {
 	id     identity
+	base   driver.Ptr // of the memory, which has so many bytes
 	bytes  uint64
 	file   *peer.FD
 	closer life.Closer
@@ -26,10 +29,14 @@ type Page struct {
 	used wait.Slot
 }
 
-// NewPage makes the page of memory of a size in bytes. The file is one of NewPageFile, and the page owns it. Every
-// process that publishes the memory names it by the same random number. It is for brokers.
-func NewPage(id [16]byte, bytes int, file *peer.FD) *Page {
-	return &Page{id: id, bytes: uint64(bytes), file: file, used: wait.NewSlot()}
+// NewPage makes the page of a buffer's memory, which keeps its length. The file is one of NewPageFile, and the page owns it.
+// Every process that publishes the memory names it by the same random number. It is for brokers.
+func NewPage(id [16]byte, memory *vmm.Buffer, file *peer.FD) *Page {
+	if memory == nil {
+		return &Page{} // which Publish refuses
+	}
+	m := share.Of(memory)
+	return &Page{id: id, base: m.About().Base, bytes: m.Used(), file: file, used: wait.NewSlot()}
 }
 
 // NewPageFile makes the file of a page, of a publication that has shown nothing. It is for brokers.
@@ -69,6 +76,9 @@ func (k *Page) take(op string, m share.Memory, unit uint64, incomplete bool) (fr
 	if used := m.Used(); used != k.bytes || used%unit != 0 {
 		return nil, errs.PeerInvalid(op, fmt.Sprintf("memory of %s in elements of %s, where %s outlive this process", errs.Bytes(used), errs.Bytes(unit), errs.Bytes(k.bytes)),
 			"publish the whole memory that came with the page")
+	}
+	if m.About().Base != k.base {
+		return nil, errs.PeerInvalid(op, "a page of other memory", "publish the memory that came with the page")
 	}
 	if k.closer.Closed() {
 		return nil, errs.PeerClosed(op, "page")

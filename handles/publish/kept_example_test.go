@@ -25,7 +25,7 @@ func ExampleNewPage() {
 	check(memory.Resize(nil, 1<<20))
 	file, err := publish.NewPageFile()
 	check(err)
-	page := publish.NewPage([16]byte{1}, memory.Len(), file)
+	page := publish.NewPage([16]byte{1}, memory, file)
 
 	ctx := context.Background()
 	publisher := func(options publish.PublishOptions) {

@@ -37,6 +37,9 @@ import (
 // that process's end. After any other error the follower may no longer come back, and
 // TakeOver may be called again.
 //
+// A publication whose memory a broker keeps (PublishOptions.Page) is not taken over by its followers: its next
+// publisher asks the broker (Client.Keep in package broker), which would not know of them, nor of what they rewrite.
+//
 // If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
 // on without this follower, it returns [ErrIncomplete]: they may hold a mixture of
 // generations. See TakeOverOptions.Incomplete. If it ended while the memory was suspended
