@@ -32,8 +32,9 @@ type PublishOptions struct {
 	// before, the publication goes on with what that announced last: followers that come back
 	// (DialOptions.ComeBack) keep their memory, and Publication.Stats has the generation, 0 if nothing
 	// was announced. The description is the publisher's, each time. All of the memory is announced at once
-	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one is Released. Publish the
-	// memory with its page only: what is written without it, the next publisher takes for what the page says.
+	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one is Released. Never
+	// publish the memory without its page: nothing refuses that, and the next publisher takes what was written
+	// meanwhile for what the page says.
 	//
 	// If that process ended while it rewrote the elements, it is [ErrIncomplete], unless
 	// Incomplete is set: then the publication is open for rewriting (Stats.Rewriting), until

@@ -37,8 +37,9 @@ import (
 // that process's end. After any other error the follower may no longer come back, and
 // TakeOver may be called again.
 //
-// A publication whose memory a broker keeps (PublishOptions.Page) is not taken over by its followers: its next
-// publisher asks the broker (Client.Keep in package broker), which would not know of them, nor of what they rewrite.
+// Never take over a publication whose memory a broker keeps (PublishOptions.Page). TakeOver cannot tell and does not
+// refuse it, but what the caller rewrites then is not in the page, and the next publisher takes a mixture for whole.
+// Ask the broker for the memory (Client.Keep in package broker).
 //
 // If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
 // on without this follower, it returns [ErrIncomplete]: they may hold a mixture of

@@ -27,7 +27,7 @@ const (
 	// grace is how long an operation whose context has ended waits for the copies that it
 	// submitted. They end within two milliseconds unless the GPU is held up.
 	grace = 50 * time.Millisecond
-	// batchedBytes is from which size on a copy is a driver call of its own, since nothing is won.
+	// batchedBytes is the size from which on a copy is a driver call of its own: in a batch it would hardly be faster.
 	batchedBytes = 2 << 20
 	// pollPause is the pause between two queries of an event. It is a fraction of the time
 	// that the copies in flight take, so the link does not idle.

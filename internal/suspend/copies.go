@@ -116,7 +116,7 @@ func (w *oneWay) enter(ctx context.Context) bool {
 // bring maps chunks where they were, and copies in what is kept of them, each device that of its
 // lane, behind the mapping. It returns what it has mapped, after an error as well.
 //
-// One lane copies beside the mapping of the rest. Several are mapped first, each at once: a grant
+// One lane copies beside the mapping of the rest. Several are mapped first, with as few grants as they take: a grant
 // waits for a gap in the copies to its device, and holds up all other devices' grants meanwhile, so
 // lanes that copy and map side by side take turns (docs/measurements/bulk.md).
 func (s *Suspension) bring(ctx context.Context, op string, chunks []*chunk) (mapped []stretch, err error) {
