@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 )
@@ -65,6 +66,33 @@ func ExampleTake() {
 	// 2 MiB at 0 MiB on device 0, device 0: read-write
 	// 2 MiB at 2 MiB on device 0, device 0: read-write
 	// 3 MiB used of 4
+}
+
+// With a driver for CUDA 13.4, here the software driver, a snapshot shows where the pages of managed
+// memory are.
+func ExampleManaged() {
+	machine, err := sim.New(sim.Options{DriverVersion: 13040})
+	check(err)
+	sys, err := machine.OpenOwned(cuda.Options{})
+	check(err)
+	defer sys.Close()
+	memory, err := managed.New(sys.Devices()[0], 8<<20, managed.Options{})
+	check(err)
+	defer memory.Close()
+	half, err := memory.Slice(4<<20, 8<<20)
+	check(err)
+	check(half.Prefetch(nil, cuda.OnDevice(0)))
+
+	s, err := inspect.Take(sys)
+	check(err)
+	show := func(r inspect.Resident) { fmt.Println(r.Bytes>>20, "MiB at", r.Offset>>20, "MiB on", r.Location) }
+	for _, m := range s.Managed {
+		for _, r := range m.Resident {
+			show(r)
+		}
+	}
+	// Output:
+	// 4 MiB at 4 MiB on device 0
 }
 
 // A summary takes no walk over the objects, so it is cheap enough for each scrape of a

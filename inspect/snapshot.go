@@ -43,7 +43,9 @@ type Snapshot struct {
 	Sparse  []Sparse `json:"sparse,omitempty"`
 	Sources []Source `json:"sources,omitempty"`
 	Pools   []Pool   `json:"pools,omitempty"`
-	// Others are live objects of other kinds, such as managed memory.
+	// Managed is managed memory, by address.
+	Managed []Managed `json:"managed,omitempty"`
+	// Others are live objects of other kinds, such as streams.
 	Others []Other `json:"others,omitempty"`
 
 	// Budgets are those of the process, whichever System their memory is of.
@@ -200,7 +202,30 @@ type Source struct {
 	Stack   int `json:"stack,omitempty"`
 }
 
-// Other is a live object of another kind: "managed memory", "host buffer", "stream".
+// Managed is a managed.Buffer or managed.Array.
+type Managed struct {
+	Ptr    Address `json:"ptr"`
+	Bytes  int     `json:"bytes"`
+	Device int     `json:"device"` // that it was made on
+	// Prefetched is where all of it was prefetched last: "device 0". It need not be there: the
+	// prefetch may not have run, and processors that touch pages move them.
+	Prefetched string `json:"prefetched,omitempty"`
+	// Located reports whether the driver knows where the pages are. Then Resident are runs of
+	// them, in order, without those that no processor has touched. Drivers for CUDA 13.4 or
+	// later sample it; so far only the software driver is asked (sim.Options.DriverVersion).
+	Located  bool       `json:"located,omitempty"`
+	Resident []Resident `json:"resident,omitempty"`
+	Stack    int        `json:"stack,omitempty"`
+}
+
+// Resident is a run of managed memory at a location: "device 0", "host".
+type Resident struct {
+	Offset   int    `json:"offset"`
+	Bytes    int    `json:"bytes"`
+	Location string `json:"location"`
+}
+
+// Other is a live object of another kind: "host buffer", "stream", "multicast object".
 type Other struct {
 	Kind  string `json:"kind"`
 	Bytes int    `json:"bytes,omitempty"`

@@ -51,6 +51,7 @@ func snapshot(op string, sys *cuda.System, whole bool) (Snapshot, error) {
 			t.s.Leftovers = append(t.s.Leftovers, Leftover{What: l.What, Bytes: l.Bytes, Device: known(l.Device), Error: l.Err.Error()})
 		}
 		slices.SortFunc(t.s.Sparse, func(a, b Sparse) int { return cmp.Compare(a.Ptr, b.Ptr) })
+		slices.SortFunc(t.s.Managed, func(a, b Managed) int { return cmp.Compare(a.Ptr, b.Ptr) })
 		slices.SortFunc(t.s.Buffers, func(a, b Buffer) int { return cmp.Compare(a.Ptr, b.Ptr) })
 	}
 	t.budgets()
@@ -158,6 +159,8 @@ func (t *snapshotReader) object(o *life.Object, owner life.Owner) {
 	case *pages.Source:
 		st, l := x.Stats(), o.Label()
 		t.s.Sources = append(t.s.Sources, Source{Name: l.Name, Tag: l.Tag, Page: int(x.Page), Pages: st.Pages, Used: st.Used, Waiting: st.Waiting, Stack: t.callers(o)})
+	case share.Managed:
+		t.managed(x.InspectManaged(), t.callers(o))
 	case *phys.Handle:
 		t.s.Memory = append(t.s.Memory, Memory{ID: x.ID(), Bytes: int(x.Size), Location: place(x.Asked.Location),
 			Mappings: int(x.Mappings.Load()), Imported: x.Imported, Exported: !x.Imported && x.Exported(), Suspended: x.Away(), Stack: t.callers(o)})
@@ -176,6 +179,17 @@ func (t *snapshotReader) sparse(r *pages.Range, o *life.Object) {
 		to.Spans = append(to.Spans, Span{sp.First, sp.N})
 	}
 	t.s.Sparse = append(t.s.Sparse, to)
+}
+
+func (t *snapshotReader) managed(m share.ManagedMemory, stack int) {
+	to := Managed{Ptr: Address(m.Base), Bytes: int(m.Bytes), Device: int(m.Device), Located: m.Located, Stack: stack}
+	if m.Prefetched.Type != driver.LocationNone {
+		to.Prefetched = place(m.Prefetched)
+	}
+	for _, r := range m.Resident {
+		to.Resident = append(to.Resident, Resident{int(r.Off), int(r.Bytes), place(r.At)})
+	}
+	t.s.Managed = append(t.s.Managed, to)
 }
 
 // mappingsAtOnce is the number of mappings read under one hold of a range's lock.

@@ -56,7 +56,8 @@ package managed
 // driver lacks (driver.HostTouched), by which Host reports what the CPU will touch.
 // In the software driver all managed bytes lie in one arena that the CPU reaches
 // too. What moves is the account: runs of equal pages record where each lies, has
-// copies, and is advised to be, and the devices' limits count them.
+// copies, and is advised to be, and the devices' limits count them. Residency reads that by
+// driver.Locator, the other method that the real driver lacks.
 //
 // # Locks
 //

@@ -34,6 +34,9 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	s.Reservations[0].Mappings[0].Suspended = true
 	s.Pools = append(s.Pools, inspect.Pool{Serial: 99, Segments: []inspect.Segment{{Ptr: 1 << 40, Bytes: 4096, Blocks: []inspect.Block{
 		{Bytes: 512, Requested: 500, Waiting: true, Tag: "past"}, {Offset: 512, Bytes: 512, Requested: 511}}}}})
+	s.Managed = []inspect.Managed{{Ptr: 1 << 41, Bytes: 64 << 20, Device: 1, Located: true, Resident: []inspect.Resident{{Bytes: 3 << 20, Location: "host"},
+		{Offset: 16 << 20, Bytes: 8 << 20, Location: "device 0"}, {Offset: 24 << 20, Bytes: 1 << 20, Location: "host"}}},
+		{Ptr: 1 << 42, Bytes: 4 << 20, Prefetched: "device 0"}, {Ptr: 1 << 43, Bytes: 4096}}
 	sizes := []int{0, 1, 1023, 1024, 1280, 1 << 20, 1<<20 + 51<<10, 99<<20 + 999<<10, 100<<20 + 512<<10, 1<<30 - 1, -5 << 18, 3<<40 + 7<<36, 1 << 52}
 
 	var file bytes.Buffer
@@ -59,7 +62,8 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	}
 	require.Contains(t, lines, shown.Totals)
 	require.Contains(t, text.String(), " suspended\n")
-	require.Len(t, shown.Ranges, len(s.Reservations))
+	require.Len(t, shown.Ranges, len(s.Reservations)+len(s.Managed))
+	require.Contains(t, shown.Ranges, "0x20000000000  managed memory: 64 MiB, 8 MiB on device 0, 4 MiB on host, 52 MiB untouched")
 	for _, r := range shown.Ranges {
 		require.Contains(t, lines, r)
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -50,7 +51,10 @@ func (c cell) paint() string {
 	return "34" // blue
 }
 
-const legend = "█ in use  ▓▒ partly  ░ mapped, not in use  · not mapped"
+const (
+	legend        = "█ in use  ▓▒ partly  ░ mapped, not in use  · not mapped"
+	managedLegend = "managed memory: █ on a device  ▓▒ partly  ░ on the host  · untouched"
+)
 
 // piece is a run of addresses and its place in the picture, where a long hole is
 // shortened.
@@ -136,9 +140,53 @@ func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 	return in
 }
 
-// write draws all reservations at one scale.
+// located returns managed memory as a reservation of the pages that were touched, of which
+// those on a device are in use. It is empty if the driver does not know where they are.
+func located(m inspect.Managed) (r inspect.Reservation, in []stretch) {
+	if !m.Located {
+		return r, nil
+	}
+	r.Bytes = m.Bytes
+	for _, x := range m.Resident {
+		r.Mappings = append(r.Mappings, inspect.Mapping{Offset: x.Offset, Bytes: x.Bytes})
+		if strings.HasPrefix(x.Location, "device") {
+			in = append(in, stretch{from: x.Offset, bytes: x.Bytes})
+		}
+	}
+	return r, in
+}
+
+// residency says where managed memory is.
+func residency(m inspect.Managed) string {
+	text := "managed memory: " + size(m.Bytes)
+	switch {
+	case !m.Located && m.Prefetched != "":
+		return text + ", last prefetched to " + m.Prefetched
+	case !m.Located:
+		return text
+	}
+	sums, touched := map[string]int{}, 0
+	for _, r := range m.Resident {
+		sums[r.Location] += r.Bytes
+		touched += r.Bytes
+	}
+	for _, at := range slices.Sorted(maps.Keys(sums)) {
+		text += ", " + size(sums[at]) + " on " + at
+	}
+	if touched < m.Bytes {
+		text += ", " + size(m.Bytes-touched) + " untouched"
+	}
+	return text
+}
+
+// write draws all reservations and managed memory at one scale.
 func (p picture) write(s inspect.Snapshot) {
-	perCell := p.scale(s)
+	all := slices.Clone(s.Reservations)
+	for _, m := range s.Managed {
+		r, _ := located(m)
+		all = append(all, r)
+	}
+	perCell := p.scale(all)
 	in := stretches(s)
 	fmt.Fprintf(p.out, "%s (%d), %s\n", s.Process.Name, s.Process.PID, s.Driver)
 	for _, d := range s.Devices {
@@ -162,18 +210,26 @@ func (p picture) write(s inspect.Snapshot) {
 		fmt.Fprintf(p.out, "%s  %s: %s mapped of %s%s\n", r.Ptr, holder, size(mapped), size(r.Bytes), sharing(s, r))
 		p.draw(cells(r, in[r.Ptr], perCell, p.width))
 	}
+	for i, m := range s.Managed {
+		if i == 0 {
+			fmt.Fprintln(p.out, managedLegend)
+		}
+		fmt.Fprintf(p.out, "%s  %s\n", m.Ptr, residency(m))
+		r, on := located(m)
+		p.draw(cells(r, on, perCell, p.width))
+	}
 	p.tables(s)
 }
 
 // scale returns the bytes of a cell with which the picture has about p.rows rows.
-func (p picture) scale(s inspect.Snapshot) float64 {
+func (p picture) scale(all []inspect.Reservation) float64 {
 	for perCell := 4096.0; ; perCell *= 2 {
 		rows := 0.0
-		for _, r := range s.Reservations {
+		for _, r := range all {
 			_, shown := pieces(r, perCell*float64(p.width)/4)
 			rows += math.Ceil(shown / perCell / float64(p.width))
 		}
-		if rows <= float64(max(p.rows, len(s.Reservations))) || perCell > 1<<50 {
+		if rows <= float64(max(p.rows, len(all))) || perCell > 1<<50 {
 			return perCell
 		}
 	}
@@ -317,7 +373,6 @@ func (p picture) tables(s inspect.Snapshot) {
 	}
 }
 
-// reason returns "; what: why", or "" if why is empty.
 // sleeps says that the memory of a publication is suspended.
 func sleeps(yes bool) string {
 	if yes {
@@ -326,6 +381,7 @@ func sleeps(yes bool) string {
 	return ""
 }
 
+// reason returns "; what: why", or "" if why is empty.
 func reason(what, why string) string {
 	if why == "" {
 		return ""

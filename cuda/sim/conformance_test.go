@@ -56,8 +56,8 @@ var conformanceMachines = []struct {
 		drivertest.Machine{Granularity: 2 << 20, HostGranularity: 2 << 20},
 	},
 	{
-		"two devices",
-		sim.Options{Devices: []sim.DeviceOptions{
+		"two devices, driver for CUDA 13.4",
+		sim.Options{DriverVersion: 13040, Devices: []sim.DeviceOptions{
 			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
 			{ContextMemory: 527 << 20, Attributes: map[int]int{int(driver.AttrMulticast): 1}},
 		}},
@@ -141,6 +141,6 @@ func BenchmarkConformance(b *testing.B) {
 	drivertest.Bench(b, drivertest.Env{
 		Driver:    driver.Of(machine),
 		Child:     conformanceChild,
-		ChildArgs: []string{"two devices"},
+		ChildArgs: []string{"two devices, driver for CUDA 13.4"},
 	})
 }

@@ -1,6 +1,9 @@
 package sim
 
-import "github.com/cuvmm/cuvmm/internal/driver"
+import (
+	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/host"
+)
 
 // part is a range of managed memory that a call names, and where it is to go.
 type part struct {
@@ -197,6 +200,46 @@ func (a *api) rangeAttributes(call driver.Call, c driver.Context, attrs []driver
 		out = out[counts[i]:]
 	}
 	return driver.Success
+}
+
+func (a *api) MemGetLocationInfo(p driver.Ptr, n, summary, sampling uint64, out []driver.Location) driver.Result {
+	m := a.m
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r, _, ok := m.pagesAt(p, n)
+	switch {
+	case m.options.DriverVersion < int(driver.LocatorVersion):
+		return driver.MissingEntryPoint
+	case m.closed:
+		return driver.Deinitialized
+	case !ok || summary == 0 || summary > n || sampling > summary || uint64(len(out)) != (n-1)/summary+1:
+		return driver.InvalidValue
+	case sampling == 0:
+		sampling = host.PageSize()
+	}
+	from := uint64(p) - r.lo // of the system's memory 0 is the first byte
+	for i := range out {
+		lo := from + uint64(i)*summary
+		out[i] = mostFrequent(&r.managed.pages, span{lo, min(lo+summary, from+n)}, sampling)
+	}
+	return driver.Success
+}
+
+// mostFrequent returns where most of the pages are that lie at multiples of a distance from
+// the beginning on.
+func mostFrequent(p *pages, s span, distance uint64) (most driver.Location) {
+	counts := map[int32]uint64{}
+	best := uint64(0)
+	p.visit(s, func(run span, pg page) {
+		counts[pg.at] += (run.hi-s.lo-1)/distance - (run.lo-s.lo+distance-1)/distance + 1
+		if counts[pg.at] <= best {
+			return
+		}
+		if best, most = counts[pg.at], (driver.Location{}); pg.at != driver.DeviceInvalid {
+			most = ofOrdinal(pg.at)
+		}
+	})
+	return most
 }
 
 // rangeAttribute reads one attribute of pages. It returns false if there is no such

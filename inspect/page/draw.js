@@ -17,7 +17,7 @@ function paint(color) {
   if (color !== painted) context.fillStyle = painted = color;
 }
 
-const colorNames = ["bg", "text", "dim", "line", "hole", "mapped", "live", "unused", "waiting", "alias", "shared", "imported", "asleep", "gone", "new", "select"];
+const colorNames = ["bg", "text", "dim", "line", "hole", "mapped", "live", "unused", "waiting", "alias", "shared", "imported", "asleep", "host", "gone", "new", "select"];
 let inks = new Map(); // the color of text on a color
 
 function readColors() {
@@ -66,6 +66,7 @@ const nameColor = name => colors.groups[named[byId("color").value].get(name)];
 function colorOf(b) {
   if (b.kind === "unused") return colors.unused;
   if (b.kind === "waiting") return colors.waiting;
+  if (b.kind === "resident" && !b.location.startsWith("device")) return b.location ? colors.host : colors.mapped;
   const at = groupOf ? groupOf(b) : undefined;
   return at === undefined ? colors.live : colors.groups[at];
 }
@@ -250,7 +251,7 @@ function drawPiece(r, o0, o1, x, scale, y, h) {
   const strip = r.shared ? Math.round(h / 5) : 0;
   visible(r.mappings, o0, o1, x, scale, (m, x0, x1) => {
     const w = Math.max(x1 - x0, 0.7), gap = w > 4 ? 0.5 : 0;
-    paint(sideColor(m) || (r.plain ? colors.live : colors.mapped));
+    paint(sideColor(m) || (r.plain ? colorOf(m) : colors.mapped));
     context.fillRect(x0, y, w - gap, h);
     if (selected && selected.kind === "mapping" && m.memory === selected.memory && m !== selected) {
       paint(colors.select);

@@ -66,7 +66,7 @@ func TestThePolicyInABrowser(t *testing.T) {
 func TestColorsInABrowser(t *testing.T) {
 	s := many(100)
 	for _, dark := range []bool{false, true} {
-		require.Equal(t, "21 colors, too close: ", browser.Window{Dark: dark}.Run(t, written(t, s, s), `
+		require.Equal(t, "22 colors, too close: ", browser.Window{Dark: dark}.Run(t, written(t, s, s), `
 			const linear = c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
 			const oklab = color => {
 				const [r, g, b] = [1, 3, 5].map(i => linear(parseInt(color.slice(i, i + 2), 16) / 255));
@@ -95,6 +95,7 @@ func TestTheLegendAndTheStatusInABrowser(t *testing.T) {
 	s.Reservations[3].Mappings[0].Closing = true
 	s.Reservations[4].Mappings[0].Suspended = true
 	s.Pools[0].Segments[0].Blocks[0].Waiting = true
+	s.Managed = managedMemory()
 	for _, width := range []int{1280, 420} {
 		require.Equal(t, "unexplained: ;whole true,true", browser.Window{Width: width, Height: 900}.Run(t, written(t, s, s), `
 			const used = new Set(), fill = context.fillRect.bind(context);

@@ -105,6 +105,7 @@ function addSnapshot(model, s, side) {
           stack: stackText(b.stack) }, side);
     }
   }
+  for (const m of s.managed || []) addManaged(model, m, stackText(m.stack), side);
   for (const [list, kind, text] of [[s.followers, "imported buffers", f => "follows " + JSON.stringify(f.name) + " of process " + (f.pid || 0)],
     [s.publications, "published buffers", p => "published as " + JSON.stringify(p.name)]]) {
     for (const x of list || []) {
@@ -113,6 +114,22 @@ function addSnapshot(model, s, side) {
     }
   }
   model.sorted = null;
+}
+
+// addManaged adds managed memory as a region of the pages that were touched, or if it is not
+// known where they are of all of it.
+function addManaged(model, m, stack, side) {
+  const ptr = BigInt(m.ptr), key = ptr + ":" + m.bytes + ":managed";
+  let to = model.byPtr.get(key);
+  if (!to) {
+    to = { ptr, bytes: m.bytes, sides: 0, mappings: [], blocks: [], past: [], index: new Map(), stack, kind: "managed memory", holder: "managed memory", device: "device " + m.device };
+    model.byPtr.set(key, to);
+    model.regions.push(to);
+  }
+  to.sides |= side;
+  to.managed = m;
+  for (const r of m.located ? m.resident || [] : [{ offset: 0, bytes: m.bytes, location: "" }])
+    merge(model, to, to.mappings, () => "r" + r.offset + ":" + r.bytes + ":" + r.location, { o: r.offset, n: r.bytes, location: r.location, flags: 0, kind: "resident", stack }, side);
 }
 
 // merge adds an item, or marks it as one of both snapshots.
@@ -213,8 +230,22 @@ function tagOf(r) {
   return tag;
 }
 
+// residency says where managed memory is, as cuvmm map does in a terminal.
+function residency(m) {
+  const text = "managed memory: " + sizeText(m.bytes);
+  if (!m.located) return text + (m.prefetched ? ", last prefetched to " + m.prefetched : "");
+  const sums = new Map();
+  let untouched = m.bytes;
+  for (const r of m.resident || []) {
+    sums.set(r.location, (sums.get(r.location) || 0) + r.bytes);
+    untouched -= r.bytes;
+  }
+  return text + [...sums].sort().map(([at, n]) => ", " + sizeText(n) + " on " + at).join("") + (untouched ? ", " + sizeText(untouched) + " untouched" : "");
+}
+
 // describe says what a region is, as cuvmm map does in a terminal.
 function describe(r) {
+  if (r.managed) return residency(r.managed);
   const shared = [[ALIAS, "aliased"], [SHARED, "exported"], [IMPORTED, "imported"], [ASLEEP, "suspended"]]
     .map(([flag, what]) => [r.mappings.reduce((sum, m) => sum + (m.flags & flag ? m.n : 0), 0), what]);
   return r.holder + ": " + sizeText(r.mapped) + " mapped of " + sizeText(r.bytes) + shared.map(([n, what]) => n ? ", " + sizeText(n) + " " + what : "").join("");

@@ -7,7 +7,7 @@ function element(tag, text, attributes) {
   return e;
 }
 
-const itemNames = { block: "block", waiting: "block, freed and waiting", mapping: "mapping", used: "buffer, bytes in use", unused: "buffer, memory not in use", region: "range" };
+const itemNames = { block: "block", waiting: "block, freed and waiting", mapping: "mapping", used: "buffer, bytes in use", unused: "buffer, memory not in use", region: "range", resident: "managed memory" };
 
 // detail shows an item of a region, or nothing.
 function detail(b, r) {
@@ -24,7 +24,10 @@ function detail(b, r) {
   line("stream", b.stream);
   if (model.two) line("in", b.side === FIRST ? "the first alone: gone" : b.side === SECOND ? "the second alone: new" : "both");
   const m = b.kind === "mapping" ? b : r.mappings[lastBefore(r.mappings, "o", b.o)];
-  if (m && m.o <= b.o && b.o < m.o + m.n) {
+  if (b.kind === "resident") {
+    line("pages on", b.location || "unknown: the driver cannot tell");
+    line("last prefetch to", r.managed.prefetched);
+  } else if (m && m.o <= b.o && b.o < m.o + m.n) {
     const memory = model.memory.get(m.memory) || {};
     line("memory", "#" + m.memory + " on " + m.location + (memory.mappings > 1 ? ", mapped " + memory.mappings + " times" : ""));
     line("sharing", [memory.exported ? "exported: another process may hold it" : "", memory.imported ? "imported from another process" : ""].filter(t => t).join("; "));
@@ -54,6 +57,7 @@ function legend() {
   key(colors.waiting, "waits for the GPU");
   key(colors.unused, "not in use");
   key(colors.mapped, "mapped, free");
+  if (model.regions.some(r => r.managed)) key(colors.host, "managed, on the host");
   key(colors.hole, "not mapped");
   key(colors.hole, "not mapped, not to scale", "hatch");
   key(colors.alias, "mapped several times", "strip");

@@ -140,6 +140,19 @@ func TestWhoSleepsInABrowser(t *testing.T) {
 		`"drawn " + used.has(colors.asleep) + ";described " + describe(r).includes(" suspended") + ";" + [...document.querySelectorAll("#lists tr")].map(r => r.firstChild.textContent).filter(t => t.startsWith("“")).join(";")`, s))
 }
 
+// Managed memory is drawn by where its pages are, and like memory that nothing uses if the driver
+// cannot tell; what is selected says it in words.
+func TestManagedMemoryInABrowser(t *testing.T) {
+	s := inspect.Snapshot{Managed: managedMemory()}
+	require.Equal(t, "live,host,host,hole,live;host|device 0;mapped|unknown: the driver cannot tell|device 1;21 MiB mapped", browse(t, `
+		const fill = context.fillRect.bind(context), row = drawRow, managed = model.groups.find(g => g.key === "managed memory");
+		let bars = null;
+		context.fillRect = (x, y, w, h) => { if (bars && h === barHeight) bars.push(Object.keys(colors).find(k => colors[k] === painted) || "hatch"); fill(x, y, w, h); };
+		drawRow = (r, i, y) => { bars = []; row(r, i, y); if (r.managed) r.drawn = (r.drawn || []).concat(bars.filter((b, i) => b !== "hole" || bars[i + 1] === "hole")); bars = null; };
+		const shown = (r, o) => { select(itemAt(r, o, null), r, true); return [...document.querySelectorAll("#detail dd")].map(d => d.textContent).slice(2, 4).filter(text => !text.startsWith("0x")).join("|"); };
+		const [known, unknown] = managed.regions;`+finish+`(draw(), known.drawn) + ";" + shown(known, 10 << 20) + ";" + unknown.drawn + "|" + shown(unknown, 5) + ";" + sizeText(managed.mapped) + " mapped"`, s))
+}
+
 // The page with nothing to show says so, and keeps no room for what is not there.
 func TestAPageOfNothingInABrowser(t *testing.T) {
 	require.Equal(t, "no address space is reserved;0,0,0", browse(t, `

@@ -96,3 +96,12 @@ func regions(n int) inspect.Snapshot {
 	}
 	return s
 }
+
+// managedMemory is managed memory of which the driver knows where it is, and some of which not.
+func managedMemory() []inspect.Managed {
+	return []inspect.Managed{
+		{Ptr: 0x7e0000000000, Bytes: 16 * mib, Prefetched: "device 0", Located: true, Resident: []inspect.Resident{{Bytes: 4 * mib, Location: "device 0"},
+			{Offset: 4 * mib, Bytes: 8 * mib, Location: "host"}, {Offset: 14 * mib, Bytes: mib, Location: "device 1"}}},
+		{Ptr: 0x7e0100000000, Bytes: 8 * mib, Device: 1, Prefetched: "device 1"},
+	}
+}

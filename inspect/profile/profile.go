@@ -113,6 +113,9 @@ func (b *builder) collect() {
 	for _, p := range b.s.Pools {
 		b.pool(p)
 	}
+	for _, m := range b.s.Managed {
+		b.inUse(key{stack: m.Stack, kind: "managed memory"}, m.Bytes)
+	}
 	for _, o := range b.s.Others {
 		if o.Bytes > 0 && !slices.Contains(ofOtherMemory, o.Kind) {
 			b.inUse(key{stack: o.Stack, kind: o.Kind}, o.Bytes)

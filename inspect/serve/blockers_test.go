@@ -14,7 +14,8 @@ func TestBlockers(t *testing.T) {
 		Followers:    []inspect.Follower{{Name: "cache"}},
 		Leases:       []inspect.Lease{{}, {}},
 		Memory:       []inspect.Memory{{Bytes: 2 << 20, Imported: true}, {Bytes: 4 << 20, Exported: true}, {Bytes: 8 << 20}},
-		Others:       []inspect.Other{{Kind: "multicast object"}, {Kind: "managed memory"}, {Kind: "stream"}},
+		Others:       []inspect.Other{{Kind: "multicast object"}, {Kind: "stream"}},
+		Managed:      []inspect.Managed{{}},
 	}
 	what := func(all []Blocker) (texts []string) {
 		for _, b := range all {
@@ -28,5 +29,5 @@ func TestBlockers(t *testing.T) {
 	exported := "4 MiB of memory that was exported, which would stay on the GPU and be there twice afterwards"
 	require.Equal(t, append(append(usual[:4:4], exported), rest...), what(blockers(shares, false)))
 	require.Equal(t, append(usual[:4:4], rest...), what(blockers(shares, true)))
-	require.Empty(t, blockers(inspect.Snapshot{Memory: shares.Memory[2:], Others: shares.Others[2:]}, false))
+	require.Empty(t, blockers(inspect.Snapshot{Memory: shares.Memory[2:], Others: shares.Others[1:]}, false))
 }

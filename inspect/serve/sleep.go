@@ -240,24 +240,19 @@ func blockers(s inspect.Snapshot, shared bool) (all []Blocker) {
 		add(errs.Bytes(exported)+" of memory that was exported, which would stay on the GPU and be there twice afterwards",
 			"close it, or set SleepOptions.Shared if no other process has it and no descriptor is open")
 	}
-	for _, kind := range []struct{ name, remedy string }{
-		{"managed memory", "close it: a checkpoint refuses it"},
-		{"multicast object", "close the team: what a checkpoint makes of it is not known"},
-	} {
-		if n := count(s.Others, kind.name); n > 0 {
-			add(fmt.Sprintf("%s (%d)", kind.name, n), kind.remedy)
+	if n := len(s.Managed); n > 0 {
+		add(fmt.Sprintf("managed memory (%d)", n), "close it: a checkpoint refuses it")
+	}
+	teams := 0
+	for _, o := range s.Others {
+		if o.Kind == "multicast object" {
+			teams++
 		}
+	}
+	if teams > 0 {
+		add(fmt.Sprintf("multicast object (%d)", teams), "close the team: what a checkpoint makes of it is not known")
 	}
 	return all
-}
-
-func count(all []inspect.Other, kind string) (n int) {
-	for _, o := range all {
-		if o.Kind == kind {
-			n++
-		}
-	}
-	return n
 }
 
 // handler serves what Handler does while the process is awake, and the requests.

@@ -474,6 +474,21 @@ type HostTouched interface {
 	HostTouch(p Ptr, n uint64, write bool) Result
 }
 
+// Locator is what a driver has that knows where the pages of managed memory are. Its method is
+// cuMemGetLocationInfo of CUDA 13.4. That call is no row of the table, and the real driver does
+// not have the method: its declaration in C was not public when this was written, and a driver
+// that is called by a guessed one writes over the caller's memory. The rules are those of NVIDIA's
+// binding for Python.
+type Locator interface {
+	// MemGetLocationInfo fills out with a location for each summary bytes of a range of managed
+	// memory: the most frequent one among pages that are sampling bytes apart. A sampling of 0
+	// leaves the distance to the driver. A version before LocatorVersion returns MissingEntryPoint.
+	MemGetLocationInfo(p Ptr, n, summary, sampling uint64, out []Location) Result
+}
+
+// LocatorVersion is the CUDA version that first had Locator's call.
+const LocatorVersion int32 = 13040
+
 // Culprit is what a driver has that knows what destroyed a context. It returns a
 // sentence, or "" if nothing did. Only the software driver has it.
 type Culprit interface {

@@ -7,8 +7,27 @@ import (
 )
 
 // Objects that share memory with other processes register for snapshots by
-// core.System.Show, as one of the three interfaces below. Their methods hold the
+// core.System.Show, as one of the last three interfaces below. Their methods hold the
 // locks of one publication, follower or lease briefly, and make no driver call.
+
+// Managed is managed memory, which is in the list of live objects. Its method queries the driver.
+type Managed interface{ InspectManaged() ManagedMemory }
+
+// ManagedMemory is managed memory as a snapshot shows it.
+type ManagedMemory struct {
+	Base       driver.Ptr
+	Bytes      uint64
+	Device     driver.Device   // that it was made on
+	Prefetched driver.Location // the last prefetch of all of it, if there was one
+	Located    bool            // the driver knows where it is: Resident
+	Resident   []Resident      // in order, without what no processor has touched
+}
+
+// Resident is a run of managed memory that is at one location, as far as the driver sampled it.
+type Resident struct {
+	Off, Bytes uint64
+	At         driver.Location
+}
 
 // Published is a publication.
 type Published interface{ InspectPublication() Publication }

@@ -23,6 +23,12 @@ var (
 	batches       = entryPoints(driver.CallMemPrefetchBatchAsync, driver.CallMemDiscardBatchAsync, driver.CallMemDiscardAndPrefetchBatchAsync)
 )
 
+// locates is required of the software driver alone: the real one is not asked (driver.Locator).
+var locates = Need{"cuMemGetLocationInfo, which is called on the software driver alone", func(s *suite) bool {
+	l, ok := s.D.(driver.Locator)
+	return ok && l.MemGetLocationInfo(0, 0, 0, 0, nil) != driver.MissingEntryPoint
+}}
+
 const mib = 1 << 20
 
 var (

@@ -194,6 +194,37 @@ var managedRanges = []Case{
 		},
 	},
 	{
+		Name:  "‡ the locations of managed memory of which a part was prefetched and the rest never touched",
+		Says:  "for each part that of most of its pages; none for those that were never touched",
+		Needs: needs(concurrentAccess, locates),
+		Run: func(t *T) {
+			p, dev := t.managed(4*mib), deviceLocation(t.Device)
+			t.ok(t.prefetch(p+mib, mib+3*mib/4, dev, t.stream), "prefetch to the device")
+			t.ok(t.prefetch(p+3*mib, mib/4, theHost, t.stream), "prefetch to the host")
+			t.ok(t.D.StreamSynchronize(t.ctx, t.stream), "synchronize")
+			for _, sampling := range []uint64{0, mib / 4} {
+				t.located(p, 3*mib+mib/4, mib, sampling, driver.Location{}, dev, dev, theHost)
+			}
+			t.located(p+mib, 2*mib, 2*mib, 2*mib, dev)
+			t.located(p+2*mib+3*mib/4, mib/2, mib/4, mib/4, driver.Location{}, theHost)
+		},
+	},
+	{
+		Name:  "‡ locations of memory that is not managed or past the end of the allocation; of parts of 0 bytes or longer than the range; sampled further apart than a part is long",
+		Says:  "INVALID_VALUE",
+		Needs: needs(concurrentAccess, locates),
+		Run: func(t *T) {
+			p := t.managed(4 * mib)
+			for _, c := range []struct {
+				p                 driver.Ptr
+				n, part, sampling uint64
+			}{{t.scratch, 4096, 1024, 0}, {p + mib, 4 * mib, mib, 0}, {p, 4 * mib, 0, 0}, {p, mib, 2 * mib, 0}, {p, 4 * mib, mib, mib + 1}} {
+				out := make([]driver.Location, (c.n-1)/max(c.part, 1)+1)
+				t.returns(driver.InvalidValue, t.D.(driver.Locator).MemGetLocationInfo(c.p, c.n, c.part, c.sampling, out), "%+v", c)
+			}
+		},
+	},
+	{
 		Name:  "prefetch of 0 bytes or past the end of the allocation; prefetch to a device behind the last one",
 		Says:  "INVALID_VALUE; INVALID_DEVICE",
 		Needs: needs(concurrentAccess, locationForms),

@@ -3,6 +3,7 @@ package drivertest
 import (
 	"os"
 	"runtime"
+	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
 )
@@ -40,6 +41,16 @@ func prefetchWith(d driver.Driver, c driver.Context, p driver.Ptr, n uint64, l d
 		return d.MemPrefetchAsync(c, p, n, l, s)
 	}
 	return d.MemPrefetchAsyncV1(c, p, n, ordinalOf(l), s)
+}
+
+// located requires the locations of the parts of a range.
+func (t *T) located(p driver.Ptr, n, part, sampling uint64, want ...driver.Location) {
+	t.Helper()
+	got := make([]driver.Location, (n+part-1)/part)
+	t.ok(t.D.(driver.Locator).MemGetLocationInfo(p, n, part, sampling, got), "locations")
+	if !slices.Equal(got, want) {
+		t.Errorf("parts of %d of %d bytes, sampled each %d, are at %+v, want %+v", part, n, sampling, got, want)
+	}
 }
 
 // ordinalOf is a device or the host in the older form.
