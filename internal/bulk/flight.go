@@ -30,6 +30,8 @@ type flight struct {
 	turn  int
 	// fixed: it stays on one stream, in whose order its staging area is.
 	fixed bool
+	// reach, if it is not nil, says whether addresses that a caller gave are memory. Others the library mapped.
+	reach *reach
 	// passed, if it is not nil, is told how much has passed.
 	passed func(bytes uint64)
 	done   uint64
@@ -68,7 +70,7 @@ func (f *flight) drv() driver.Driver   { return f.ctx().System().Drv }
 // groups alternate between the streams.
 func (f *flight) copy(dev driver.Ptr, mem []byte) error {
 	n := uint64(len(mem))
-	if n < batchedBytes && f.drv().Has(driver.CallMemcpyBatchAsync) {
+	if n < batchedBytes && f.drv().Has(driver.CallMemcpyBatchAsync) && (f.reach == nil || f.reach.has(Segment{Ptr: dev, Bytes: n})) {
 		if len(f.batch.dev) == 0 {
 			f.batch.first = unsafe.Pointer(&mem[0])
 		}

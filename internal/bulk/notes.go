@@ -36,8 +36,8 @@ package bulk
 // ended by nothing.
 //
 // Segments that follow each other in device memory are joined (segments.go). Segments that do
-// not are submitted by one driver call a group, cuMemcpyBatchAsync, where the driver has it, and
-// else by one each, of a microsecond or two. Below 64 KiB neither reaches the link on the way to
+// not are submitted by one driver call a group, cuMemcpyBatchAsync, where the driver has it (and knows the
+// addresses, which may be a caller's: scatter.go: reach), and else by one each, of a microsecond or two. Below 64 KiB neither reaches the link on the way to
 // the device (docs/measurements/bulk.md). If what lies between them is mapped and holds nothing, as the holes
 // of a pool do, Join takes them together: to copy a gap of up to WorthJoining costs less than
 // another copy. Many small segments that Fill writes anywhere are one copy a piece, to a staging area

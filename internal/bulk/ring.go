@@ -179,8 +179,9 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 	if t.plan.bytes == 0 {
 		return nil
 	}
+	least := driver.AccessRead
 	if dir == toDevice {
-		t.scatter = e.scatterOf(t.plan)
+		least, t.scatter = driver.AccessReadWrite, e.scatterOf(t.plan)
 	}
 	threads, room := t.divide(uint64(o.threads()))
 
@@ -197,11 +198,11 @@ func (e *Engine) stream(ctx context.Context, dir direction, segments []Segment, 
 	o.Meter.begin(t.plan.bytes)
 	workers := make([]*worker, threads)
 	for i := range workers {
-		w := &worker{transfer: t}
+		w, reach := &worker{transfer: t}, e.reach(least)
 		for j := range w.pieces {
 			w.rooms[j] = slabs[i].mem[uint64(j)*room:][:room:room]
 			w.pieces[j] = w.rooms[j][:t.piece+Slack]
-			w.flights[j] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: (i + j) % 2}
+			w.flights[j] = flight{op: o.Op, lane: l, dir: dir, meter: o.Meter, turn: (i + j) % 2, reach: reach}
 		}
 		workers[i] = w
 	}

@@ -87,8 +87,14 @@ func (p *plan) table() uint64 {
 // scatterOf returns how a plan's pieces are distributed, or nil if each of its segments is copied.
 func (e *Engine) scatterOf(p *plan) *scatter {
 	table := p.table()
-	if table == 0 || !e.writes(p.segments) {
+	if table == 0 {
 		return nil
+	}
+	may := e.reach(driver.AccessReadWrite)
+	for _, s := range p.segments {
+		if !may.has(s) {
+			return nil
+		}
 	}
 	f := e.distributor.load(e.ctx)
 	if f == 0 {
@@ -100,34 +106,44 @@ func (e *Engine) scatterOf(p *plan) *scatter {
 // leastGranule is what mappings are multiples of at least.
 const leastGranule = 64 << 10
 
-// writes reports whether the device may write all of the segments, as far as the driver says. A copy to
-// an address that it may not write is an error, and a kernel that does so destroys the context.
-func (e *Engine) writes(segments []Segment) bool {
-	drv, here := e.sys().Drv, driver.Location{Type: driver.LocationDevice, ID: int32(e.ctx.Device)}
+// reach remembers which addresses the driver said are memory that a device may use. A copy to or from another address is
+// an error; a kernel that uses it destroys the context, and a batch of copies takes it for host memory.
+type reach struct {
+	e        *Engine
+	least    driver.AccessFlags
+	granule  driver.Ptr
+	mapped   map[driver.Ptr]bool
+	last     driver.Ptr // in mapped
+	from, to driver.Ptr // plain memory of the device
+}
+
+func (e *Engine) reach(least driver.AccessFlags) *reach {
 	granule := driver.Ptr(max(e.ctx.AddressGranularity.Load(), leastGranule))
-	seen, last := map[driver.Ptr]bool{}, driver.Ptr(0)
-	var from, to driver.Ptr // plain memory of the device
-	for _, s := range segments {
-		for at, end := s.Ptr, s.Ptr+driver.Ptr(s.Bytes); at < end; {
-			if from <= at && at < to {
-				at = to
-				continue
-			}
-			if g := at / granule; g != last && !seen[g] {
-				flags, r := drv.MemGetAccess(here, at)
-				if r != driver.Success {
-					if from, to = e.plain(at); to <= at {
-						return false
-					}
-					continue
-				}
-				if flags != driver.AccessReadWrite {
+	return &reach{e: e, least: least, granule: granule, mapped: map[driver.Ptr]bool{}, last: ^driver.Ptr(0)}
+}
+
+// has reports whether the device may use all of a segment, as far as the driver says.
+func (r *reach) has(s Segment) bool {
+	here := driver.Location{Type: driver.LocationDevice, ID: int32(r.e.ctx.Device)}
+	for at, end := s.Ptr, s.Ptr+driver.Ptr(s.Bytes); at < end; {
+		if r.from <= at && at < r.to {
+			at = r.to
+			continue
+		}
+		if g := at / r.granule; g != r.last && !r.mapped[g] {
+			flags, res := r.e.sys().Drv.MemGetAccess(here, at)
+			if res != driver.Success {
+				if r.from, r.to = r.e.plain(at); r.to <= at {
 					return false
 				}
-				seen[g], last = true, g
+				continue
 			}
-			at = (at/granule + 1) * granule
+			if flags < r.least {
+				return false
+			}
+			r.mapped[g], r.last = true, g
 		}
+		at = (at/r.granule + 1) * r.granule
 	}
 	return true
 }

@@ -126,6 +126,8 @@ func TestSegmentsWithoutMemory(t *testing.T) {
 		}
 		data := random(500*4096, 1)
 		require.ErrorIs(t, g.Fill(t.Context(), segments, fillFrom(data, 0), o), cuda.ErrInvalidArgument)
+		err = g.Drain(t.Context(), segments, func(context.Context, []byte, uint64) error { return nil }, o)
+		require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 		require.NoError(t, g.Fill(t.Context(), segments[:200], fillFrom(data, 0), o))
 		same(t, data[:4096], g.read(t, segments[0].Ptr, 4096), "the first")
 	})
