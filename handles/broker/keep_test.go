@@ -48,7 +48,8 @@ func (x *publisher) end() { closed(x.t, x.l, x.server, x.kept) }
 
 func keep(t testing.TB, k *broker.Client, d *cuda.Device, n int) *broker.Kept {
 	t.Helper()
-	w, err := k.Keep(peertest.Context(t), d, "weights", broker.KeepOptions{Bytes: n})
+	// A client of a broker that was replaced tells the next one what it has closed as soon as it comes back.
+	w, err := k.Keep(peertest.Context(t), d, "weights", broker.KeepOptions{Bytes: n, Wait: true})
 	require.NoError(t, err)
 	return w
 }
