@@ -2,10 +2,12 @@
 
 #include "cache.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 enum { unit = 512, most_classes = 128, most_streams = 64, first_room = 1024, most_more = 256 << 10 };
 
@@ -17,51 +19,92 @@ enum { unit = 512, most_classes = 128, most_streams = 64, first_room = 1024, mos
 enum state { unused, live, cached, passing };
 
 // record is what the cache knows of a block. Records refer to each other by their numbers;
-// 0 is none.
+// 0 is none. One lies in one line of the processor's caches, and so does all that a call of
+// a warm stream touches beside it: the cache's first line and its counts, a stream and the list
+// of a class. A program's work between two calls leaves all of them cold.
 struct record {
-	uint64_t ptr, gen, bytes;
-	uint64_t told;  // the size that the pool knows
+	uint64_t ptr, bytes;
 	uint32_t chain; // the next in its bucket
 	uint32_t next;  // in its list of cached blocks, or of unused records
 	uint16_t stream;
 	uint8_t size_class, state;
+	uint32_t padding;
+};
+
+// origin is what only the pool needs of a record's block.
+struct origin {
+	uint64_t gen;
+	uint64_t told; // the size that the pool knows
+};
+
+// list has the cached blocks of a stream and a class, the latest first.
+struct list {
+	uint32_t first;
+	uint32_t size; // of the class
 };
 
 enum stream_state { vacant, open_, closed };
 
-// lists are the cached blocks of a stream by class, the latest first.
-struct lists {
-	uint32_t first[most_classes];
+struct stream {
+	uintptr_t handle;
+	struct list *lists;
+	uint32_t referring; // records
+	uint8_t state;      // enum stream_state
 };
 
 struct cuvmm_cache {
-	pthread_mutex_t lock;
-	// Set when it is opened.
-	uint64_t most;
-	size_t largest; // request
-	cuvmm_capturing capturing;
-	size_t classes, large; // the first of the large ones
-	uint64_t sizes[most_classes];
-	uint8_t *of;
-
-	// Guarded by the lock.
-	uint32_t held, moving;
-	uint64_t bytes, large_bytes; // that are cached, and of large classes
-	uint64_t large_live;         // bytes of large classes that are live
-	cuvmm_counts counts;
+	// Guarded by the lock, but for what is set when the cache is opened.
+	_Alignas(64) atomic_uchar locked;
+	uint8_t latest; // stream that was served
+	uint8_t large;  // the first of the large classes; set once
+	uint8_t shift;  // of a hash to the number of a bucket
+	uint32_t held;
 	struct record *records;
-	uint32_t *buckets;         // room of them, a power of two
+	uint32_t *buckets;
+	const uint8_t *of;         // set once
+	size_t largest;            // request; set once
+	uint64_t most;             // bytes; set once
+	cuvmm_capturing capturing; // set once
+
+	_Alignas(64) cuvmm_counts counts;
+	uint64_t bytes; // that are cached
+
+	_Alignas(64) struct stream streams[most_streams];
+	uint64_t large_bytes;     // that are cached of large classes
+	uint64_t large_live;      // bytes of large classes that are live
+	struct origin *origins;
 	uint32_t room, fresh, gap; // records; the first that was never used; the first unused one
-	uint32_t latest;           // stream that was served
-	uint32_t hand;             // the list that is drained next
-	uintptr_t handles[most_streams];
-	uint8_t streams[most_streams];      // enum stream_state
-	uint32_t referring[most_streams];   // records
-	struct lists *lists[most_streams];
+	uint32_t moving;
+	uint32_t hand; // the list that is drained next
+	size_t classes;
+	uint64_t sizes[most_classes];
 };
 
-static inline void lock(cuvmm_cache *c) { pthread_mutex_lock(&c->lock); }
-static inline void unlock(cuvmm_cache *c) { pthread_mutex_unlock(&c->lock); }
+static inline void relax(void) {
+#if defined(__x86_64__)
+	__builtin_ia32_pause();
+#else
+	__asm__ volatile("yield");
+#endif
+}
+
+// wait_for_lock waits while another thread has the lock: for some ten instructions, unless it lost
+// its processor or drains.
+__attribute__((cold, noinline)) static void wait_for_lock(cuvmm_cache *c) {
+	int saved = errno;
+	for (int i = 1; atomic_load_explicit(&c->locked, memory_order_relaxed); i++) {
+		relax();
+		if (i % 256 == 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+	}
+	errno = saved;
+}
+
+// The lock is a byte beside what it guards. A mutex of the C library would be two calls and one
+// more locked instruction.
+static inline void lock(cuvmm_cache *c) {
+	while (atomic_exchange_explicit(&c->locked, 1, memory_order_acquire)) wait_for_lock(c);
+}
+static inline void unlock(cuvmm_cache *c) { atomic_store_explicit(&c->locked, 0, memory_order_release); }
 
 // The caches by the number of their pool. A table that grows is replaced, and the old one
 // stays, since a thread may be reading it.
@@ -71,6 +114,7 @@ struct table {
 };
 
 static _Atomic(struct table *) caches;
+static atomic_int ended;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 cuvmm_cache *cuvmm_cache_of(uint64_t pool) {
@@ -94,41 +138,77 @@ static int enlist(uint64_t pool, cuvmm_cache *c) {
 		t = next;
 	}
 	atomic_store_explicit(&t->at[pool], c, memory_order_release);
+	if (atomic_load(&ended)) atomic_store(&caches, NULL);
 	pthread_mutex_unlock(&opening);
 	return 1;
 }
 
+// A child of fork calls it, too, where another thread of the parent may have had the lock.
+void cuvmm_cache_end(void) {
+	atomic_store(&ended, 1);
+	atomic_store(&caches, NULL);
+}
+
 static void discard(cuvmm_cache *c) {
-	free(c->of);
+	free((void *)c->of);
 	free(c->records);
+	free(c->origins);
 	free(c->buckets);
-	for (int i = 0; i < most_streams; i++) free(c->lists[i]);
-	pthread_mutex_destroy(&c->lock);
 	free(c);
+}
+
+// bucket is that of an address. Blocks begin at multiples of 512.
+static inline uint32_t *bucket(cuvmm_cache *c, uint64_t ptr) { return &c->buckets[ptr / unit * 0x9e3779b97f4a7c15u >> c->shift]; }
+
+// make_room moves the records to tables of a power of two of them.
+static int make_room(cuvmm_cache *c, uint32_t room) {
+	struct record *records = aligned_alloc(64, room * sizeof *records);
+	struct origin *origins = malloc(room * sizeof *origins);
+	uint32_t *buckets = calloc(room, sizeof *buckets);
+	if (records == NULL || origins == NULL || buckets == NULL) {
+		free(records);
+		free(origins);
+		free(buckets);
+		return 0;
+	}
+	if (c->room > 0) {
+		memcpy(records, c->records, c->fresh * sizeof *records);
+		memcpy(origins, c->origins, c->fresh * sizeof *origins);
+	}
+	free(c->records);
+	free(c->origins);
+	free(c->buckets);
+	c->records = records;
+	c->origins = origins;
+	c->buckets = buckets;
+	c->room = room;
+	c->shift = (uint8_t)(64 - __builtin_ctz(room));
+	for (uint32_t i = 1; i < c->fresh; i++) {
+		struct record *r = &c->records[i];
+		if (r->state == unused) continue;
+		uint32_t *b = bucket(c, r->ptr);
+		r->chain = *b;
+		*b = i;
+	}
+	return 1;
 }
 
 cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t classes, size_t large, const uint8_t *of, size_t of_n, uint64_t most, uintptr_t capturing) {
 	if (classes > most_classes) return NULL;
-	cuvmm_cache *c = calloc(1, sizeof *c);
+	cuvmm_cache *c = aligned_alloc(_Alignof(cuvmm_cache), sizeof *c);
 	if (c == NULL) return NULL;
-	pthread_mutex_init(&c->lock, NULL);
+	memset(c, 0, sizeof *c);
 	c->most = most;
 	c->largest = (of_n - 1) * unit;
 	c->capturing = (cuvmm_capturing)capturing;
 	c->classes = classes;
-	c->large = large;
+	c->large = (uint8_t)large;
 	memcpy(c->sizes, sizes, classes * sizeof *sizes);
+	uint8_t *copy = malloc(of_n);
+	if (copy != NULL) memcpy(copy, of, of_n);
+	c->of = copy;
 	c->fresh = 1;
-	c->room = first_room;
-	c->of = malloc(of_n);
-	c->records = malloc(first_room * sizeof *c->records);
-	c->buckets = calloc(first_room, sizeof *c->buckets);
-	if (c->of == NULL || c->records == NULL || c->buckets == NULL) {
-		discard(c);
-		return NULL;
-	}
-	memcpy(c->of, of, of_n);
-	if (!enlist(pool, c)) {
+	if (copy == NULL || !make_room(c, first_room) || !enlist(pool, c)) {
 		discard(c);
 		return NULL;
 	}
@@ -140,31 +220,27 @@ cuvmm_cache *cuvmm_cache_open(uint64_t pool, const uint64_t *sizes, size_t class
 void cuvmm_cache_close(cuvmm_cache *c) {
 	pthread_mutex_lock(&opening);
 	struct table *t = atomic_load(&caches);
-	for (size_t i = 0; i < t->n; i++)
+	for (size_t i = 0; t != NULL && i < t->n; i++)
 		if (atomic_load(&t->at[i]) == c) atomic_store(&t->at[i], NULL);
 	pthread_mutex_unlock(&opening);
 	lock(c);
 	c->held++; // for good
 	c->bytes = c->large_bytes = 0;
 	free(c->records);
-	c->records = NULL;
-	c->room = c->fresh = c->gap = 0;
+	free(c->origins);
 	free(c->buckets);
+	c->records = NULL;
+	c->origins = NULL;
 	c->buckets = NULL;
+	c->room = c->fresh = c->gap = 0;
 	for (int i = 0; i < most_streams; i++) {
-		free(c->lists[i]);
-		c->lists[i] = NULL;
-		c->streams[i] = vacant;
+		free(c->streams[i].lists);
+		c->streams[i] = (struct stream){.state = vacant};
 	}
 	unlock(c);
 }
 
 cuvmm_capturing cuvmm_cache_asks(const cuvmm_cache *c) { return c->capturing; }
-
-// bucket is that of an address. Blocks begin at multiples of 512.
-static inline uint32_t *bucket(cuvmm_cache *c, uint64_t ptr) {
-	return &c->buckets[(ptr / unit * 0x9e3779b97f4a7c15u >> 32) & (c->room - 1)];
-}
 
 // find_live is the record of a live block, or 0. While one is passing, the pool may give its
 // address to another.
@@ -183,26 +259,7 @@ static int grow(cuvmm_cache *c, uint32_t n) {
 		if (room > UINT32_MAX / 2) return 0;
 		room *= 2;
 	}
-	if (room == c->room) return 1;
-	uint32_t *buckets = calloc(room, sizeof *buckets);
-	if (buckets == NULL) return 0;
-	struct record *records = realloc(c->records, room * sizeof *records);
-	if (records == NULL) {
-		free(buckets);
-		return 0;
-	}
-	free(c->buckets);
-	c->records = records;
-	c->buckets = buckets;
-	c->room = room;
-	for (uint32_t i = 1; i < c->fresh; i++) {
-		struct record *r = &c->records[i];
-		if (r->state == unused) continue;
-		uint32_t *b = bucket(c, r->ptr);
-		r->chain = *b;
-		*b = i;
-	}
-	return 1;
+	return room == c->room || make_room(c, room);
 }
 
 // insert records a block. There is room.
@@ -213,14 +270,17 @@ static uint32_t insert(cuvmm_cache *c, const cuvmm_block *b, uint32_t stream, ui
 	else
 		i = c->fresh++;
 	uint32_t *head = bucket(c, b->ptr);
-	c->records[i] = (struct record){b->ptr, b->gen, b->bytes, b->bytes, *head, 0, (uint16_t)stream, size_class, (uint8_t)state};
+	c->records[i] = (struct record){.ptr = b->ptr, .bytes = b->bytes, .chain = *head, .stream = (uint16_t)stream, .size_class = size_class, .state = (uint8_t)state};
+	c->origins[i] = (struct origin){b->gen, b->bytes};
 	*head = i;
-	if (size_class != CUVMM_NO_CLASS) c->referring[stream]++;
+	if (size_class != CUVMM_NO_CLASS) c->streams[stream].referring++;
 	return i;
 }
 
 static void refer_no_more(cuvmm_cache *c, struct record *r) {
-	if (r->size_class != CUVMM_NO_CLASS && --c->referring[r->stream] == 0 && c->streams[r->stream] == closed) c->streams[r->stream] = vacant;
+	if (r->size_class == CUVMM_NO_CLASS) return;
+	struct stream *s = &c->streams[r->stream];
+	if (--s->referring == 0 && s->state == closed) s->state = vacant;
 }
 
 static void erase(cuvmm_cache *c, uint32_t i) {
@@ -236,11 +296,15 @@ static void erase(cuvmm_cache *c, uint32_t i) {
 
 enum { no_stream = most_streams };
 
-static inline uint32_t stream_of(cuvmm_cache *c, uintptr_t handle) {
-	if (c->handles[c->latest] == handle && c->streams[c->latest] == open_) return c->latest;
+__attribute__((noinline)) static uint32_t search_stream(cuvmm_cache *c, uintptr_t handle) {
 	for (uint32_t i = 0; i < most_streams; i++)
-		if (c->handles[i] == handle && c->streams[i] == open_) return c->latest = i;
+		if (c->streams[i].handle == handle && c->streams[i].state == open_) return c->latest = (uint8_t)i;
 	return no_stream;
+}
+
+static inline uint32_t stream_of(cuvmm_cache *c, uintptr_t handle) {
+	const struct stream *s = &c->streams[c->latest];
+	return s->handle == handle && s->state == open_ ? c->latest : search_stream(c, handle);
 }
 
 // add_stream is stream_of for a stream that may be new. Of more streams than there is room for
@@ -248,11 +312,15 @@ static inline uint32_t stream_of(cuvmm_cache *c, uintptr_t handle) {
 static uint32_t add_stream(cuvmm_cache *c, uintptr_t handle) {
 	uint32_t i = stream_of(c, handle);
 	if (i != no_stream) return i;
-	for (i = 0; i < most_streams && c->streams[i] != vacant;) i++;
+	for (i = 0; i < most_streams && c->streams[i].state != vacant;) i++;
 	if (i == most_streams) return no_stream;
-	if (c->lists[i] == NULL && (c->lists[i] = calloc(1, sizeof *c->lists[i])) == NULL) return no_stream;
-	c->handles[i] = handle;
-	c->streams[i] = open_;
+	struct stream *s = &c->streams[i];
+	if (s->lists == NULL) {
+		if ((s->lists = aligned_alloc(64, most_classes * sizeof *s->lists)) == NULL) return no_stream;
+		for (size_t k = 0; k < most_classes; k++) s->lists[k] = (struct list){.size = k < c->classes ? (uint32_t)c->sizes[k] : 0};
+	}
+	s->handle = handle;
+	s->state = open_;
 	return i;
 }
 
@@ -274,37 +342,38 @@ static inline void count_free(cuvmm_cache *c, uint64_t bytes) {
 	c->counts.blocks--;
 }
 
+static inline int is_large(const cuvmm_cache *c, const struct record *r) { return r->size_class >= c->large && r->size_class != CUVMM_NO_CLASS; }
+
 // lives counts a block of a large class that is live from now on, or no more.
 static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
-	if (r->size_class >= c->large && r->size_class != CUVMM_NO_CLASS) c->large_live += on ? c->sizes[r->size_class] : -c->sizes[r->size_class];
+	if (is_large(c, r)) c->large_live += on ? c->sizes[r->size_class] : -c->sizes[r->size_class];
 }
 
-static inline void push(cuvmm_cache *c, uint32_t i) {
+static inline void push(cuvmm_cache *c, struct list *l, uint32_t i) {
 	struct record *r = &c->records[i];
-	uint32_t *first = &c->lists[r->stream]->first[r->size_class];
-	r->next = *first;
-	*first = i;
-	c->bytes += c->sizes[r->size_class];
-	if (r->size_class >= c->large) c->large_bytes += c->sizes[r->size_class];
+	r->next = l->first;
+	l->first = i;
+	c->bytes += l->size;
+	if (is_large(c, r)) c->large_bytes += l->size;
 }
 
-static inline struct record *pop(cuvmm_cache *c, uint32_t *first) {
-	struct record *r = &c->records[*first];
-	*first = r->next;
-	c->bytes -= c->sizes[r->size_class];
-	if (r->size_class >= c->large) c->large_bytes -= c->sizes[r->size_class];
+static inline struct record *pop(cuvmm_cache *c, struct list *l) {
+	struct record *r = &c->records[l->first];
+	l->first = r->next;
+	c->bytes -= l->size;
+	if (is_large(c, r)) c->large_bytes -= l->size;
 	return r;
 }
 
-uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream) {
+CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream) {
 	uintptr_t ptr = 0;
 	if (bytes > c->largest) return 0;
 	lock(c);
 	uint32_t s = stream_of(c, stream);
 	if (s != no_stream) { // while it is held there is nothing in the lists, or less and less
-		uint32_t *first = &c->lists[s]->first[c->of[(bytes + unit - 1) / unit]];
-		if (*first != 0) {
-			struct record *r = pop(c, first);
+		struct list *l = &c->streams[s].lists[c->of[(bytes + unit - 1) / unit]];
+		if (l->first != 0) {
+			struct record *r = pop(c, l);
 			r->state = live;
 			lives(c, r, 1);
 			r->bytes = bytes;
@@ -350,24 +419,24 @@ int cuvmm_cache_adopt(cuvmm_cache *c, uintptr_t stream, const cuvmm_got *got) {
 		lives(c, &c->records[insert(c, &got->block, s, s == no_stream ? CUVMM_NO_CLASS : (uint8_t)got->size_class, live)], 1);
 		count_alloc(c, got->block.bytes);
 		for (int32_t k = 0; k < got->more; k++) // the stream has a place: cuvmm_cache_wants
-			push(c, insert(c, &got->extra[k], s, (uint8_t)got->size_class, cached));
+			push(c, &c->streams[s].lists[got->size_class], insert(c, &got->extra[k], s, (uint8_t)got->size_class, cached));
 		if (got->more > 0) c->moving--;
 	}
 	unlock(c);
 	return done;
 }
 
-int cuvmm_cache_free(cuvmm_cache *c, uintptr_t ptr, uint32_t *passed) {
+CUVMM_HOT int cuvmm_cache_free(cuvmm_cache *c, uintptr_t ptr, uint32_t *passed) {
 	int what = CUVMM_NOT_LIVE;
 	lock(c);
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		struct record *r = &c->records[i];
 		lives(c, r, 0);
-		if (c->held == 0 && r->size_class != CUVMM_NO_CLASS && c->streams[r->stream] == open_) {
+		if (c->held == 0 && r->size_class != CUVMM_NO_CLASS && c->streams[r->stream].state == open_) {
 			count_free(c, r->bytes);
 			r->state = cached;
-			push(c, i);
+			push(c, &c->streams[r->stream].lists[r->size_class], i);
 			what = c->bytes > c->most ? CUVMM_FULL : CUVMM_KEPT;
 		} else {
 			r->state = passing;
@@ -414,7 +483,7 @@ void cuvmm_cache_use(cuvmm_cache *c, uintptr_t ptr) {
 void cuvmm_cache_close_stream(cuvmm_cache *c, uintptr_t stream) {
 	lock(c);
 	uint32_t s = stream_of(c, stream);
-	if (s != no_stream) c->streams[s] = c->referring[s] > 0 ? closed : vacant;
+	if (s != no_stream) c->streams[s].state = c->streams[s].referring > 0 ? closed : vacant;
 	unlock(c);
 }
 
@@ -446,14 +515,15 @@ size_t cuvmm_cache_drain(cuvmm_cache *c, enum cuvmm_drain what, cuvmm_block *to,
 	lock(c);
 	while (wanted(c, what) && got < n) {
 		uint32_t s = c->hand / most_classes, k = c->hand % most_classes;
-		uint32_t *first = c->lists[s] == NULL ? NULL : &c->lists[s]->first[k];
-		if (first == NULL || *first == 0 || (what == CUVMM_LARGE && k < c->large)) {
-			c->hand = (first == NULL ? (s + 1) * most_classes : c->hand + 1) % (most_streams * most_classes);
+		struct list *l = c->streams[s].lists == NULL ? NULL : &c->streams[s].lists[k];
+		if (l == NULL || l->first == 0 || (what == CUVMM_LARGE && k < c->large)) {
+			c->hand = (l == NULL ? (s + 1) * most_classes : c->hand + 1) % (most_streams * most_classes);
 			continue;
 		}
-		struct record *r = pop(c, first);
-		to[got++] = (cuvmm_block){r->ptr, r->gen, r->bytes};
-		erase(c, (uint32_t)(r - c->records));
+		uint32_t i = l->first;
+		struct record *r = pop(c, l);
+		to[got++] = (cuvmm_block){r->ptr, c->origins[i].gen, r->bytes};
+		erase(c, i);
 	}
 	if (got > 0) c->moving++;
 	unlock(c);
@@ -478,9 +548,10 @@ size_t cuvmm_cache_resized(cuvmm_cache *c, uint32_t *at, cuvmm_block *to, size_t
 	lock(c);
 	for (; *at < c->fresh && got < n; ++*at) {
 		struct record *r = &c->records[*at];
-		if (*at == 0 || r->state != live || r->bytes == r->told) continue;
-		r->told = r->bytes;
-		to[got++] = (cuvmm_block){r->ptr, r->gen, r->bytes};
+		struct origin *o = &c->origins[*at];
+		if (*at == 0 || r->state != live || r->bytes == o->told) continue;
+		o->told = r->bytes;
+		to[got++] = (cuvmm_block){r->ptr, o->gen, r->bytes};
 	}
 	unlock(c);
 	return got;

@@ -8,6 +8,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// CUVMM_HOT puts the functions that every call runs side by side.
+#define CUVMM_HOT __attribute__((hot))
+
+#pragma GCC visibility push(hidden) // called directly, not through the linker's table
+
 enum {
 	CUVMM_MORE = 16,      // blocks that come with one that the cache does not have
 	CUVMM_BATCH = 128,    // blocks that are given back at once
@@ -46,6 +51,9 @@ void cuvmm_cache_close(cuvmm_cache *c);
 
 // cuvmm_cache_of returns the cache of an open pool, or NULL.
 cuvmm_cache *cuvmm_cache_of(uint64_t pool);
+
+// cuvmm_cache_end makes the process have no caches, for good: every call goes another way.
+void cuvmm_cache_end(void);
 
 // cuvmm_cache_asks returns how to ask whether a stream captures, or NULL.
 cuvmm_capturing cuvmm_cache_asks(const cuvmm_cache *c);
@@ -111,5 +119,7 @@ size_t cuvmm_cache_resized(cuvmm_cache *c, uint32_t *at, cuvmm_block *to, size_t
 
 cuvmm_counts cuvmm_cache_counts(cuvmm_cache *c);
 void cuvmm_cache_reset_peaks(cuvmm_cache *c);
+
+#pragma GCC visibility pop
 
 #endif

@@ -1,7 +1,8 @@
 //go:build linux && cgo && (amd64 || arm64) && !cuvmm_nocgo
 
 // The C entry points. Each checks its pointers, so that Go can use them unchecked, and
-// whether the process is a child of fork, where a call into Go would hang.
+// whether the process is a child of fork, where a call into Go would hang. What the cache serves
+// needs no such check: a child has none.
 #include "front.h"
 
 #include "cache.h"
@@ -15,15 +16,16 @@
 
 static int forked;
 
-static void in_child(void) { forked = 1; }
+static void in_child(void) {
+	forked = 1;
+	cuvmm_cache_end();
+}
 
 __attribute__((constructor)) static void watch_forks(void) { pthread_atfork(NULL, NULL, in_child); }
 
 int cuvmm_forked(void) { return forked; }
 
-static atomic_int faulted;
-
-void cuvmm_fault(void) { atomic_store_explicit(&faulted, 1, memory_order_relaxed); }
+void cuvmm_fault(void) { cuvmm_cache_end(); }
 
 static _Atomic(uint64_t) entries;
 
@@ -93,21 +95,21 @@ int32_t cuvmm_pool_close(uint64_t pool, cuvmm_error *e) {
 	CROSS(goPoolClose(pool, e));
 }
 
-// cache_of returns the cache of a pool that serves, or NULL: Go says why it does not.
-static cuvmm_cache *cache_of(uint64_t pool) {
-	return atomic_load_explicit(&faulted, memory_order_relaxed) ? NULL : cuvmm_cache_of(pool);
-}
-
 // captures reports whether a stream captures, or whether that is unknown. The driver's call
-// needs no current context, is harmless in every capture mode, and takes 12 ns. The legacy
-// stream alone is that of the current context; it never captures, and while a blocking stream
-// does Go says so.
-static int captures(cuvmm_cache *c, uint64_t pool, void *stream) {
+// needs no current context, is harmless in every capture mode, and takes 12 ns in a loop. The
+// legacy stream never captures.
+static inline int captures(cuvmm_cache *c, uint64_t pool, void *stream) {
+	if (stream == NULL) return 0;
 	cuvmm_capturing ask = cuvmm_cache_asks(c);
 	uint32_t capture = 0;
 	if (ask != NULL) return ask((uintptr_t)stream, &capture) != 0 || capture != 0;
 	ENTERED(goCaptures(pool, (uintptr_t)stream));
 	return status;
+}
+
+CUVMM_HOT void *cuvmm_serve(uint64_t pool, size_t bytes, void *stream) {
+	cuvmm_cache *c = cuvmm_cache_of(pool);
+	return c == NULL || captures(c, pool, stream) ? NULL : (void *)cuvmm_cache_serve(c, bytes, (uintptr_t)stream);
 }
 
 // give_back has the pool free blocks that the cache does not keep any more.
@@ -117,21 +119,14 @@ static void give_back(cuvmm_cache *c, uint64_t pool, const cuvmm_block *blocks, 
 	cuvmm_cache_moved(c);
 }
 
-int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e) {
+// alloc_of_go has the pool serve a request that the cache does not.
+__attribute__((noinline)) static int32_t alloc_of_go(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e) {
 	ENTER(block);
-	cuvmm_cache *c = cache_of(pool);
-	if (c != NULL && arena == 0 && !captures(c, pool, stream)) {
-		uintptr_t served = cuvmm_cache_serve(c, bytes, (uintptr_t)stream);
-		if (served != 0) {
-			*block = (void *)served;
-			return CUVMM_OK;
-		}
-	}
 	cuvmm_got got;
 	ENTERED(goAlloc(pool, bytes, (uintptr_t)stream, arena, &got, e));
 	if (status != CUVMM_OK) return status;
-	c = cuvmm_cache_of(pool);
-	int adopted = cuvmm_cache_adopt(c, (uintptr_t)stream, &got);
+	cuvmm_cache *c = cuvmm_cache_of(pool); // NULL: the library has failed since
+	int adopted = c == NULL || cuvmm_cache_adopt(c, (uintptr_t)stream, &got);
 	errno = saved; // which the host's allocator may change
 	if (!adopted) {
 		if (got.more > 0) give_back(c, pool, got.extra, (size_t)got.more);
@@ -142,20 +137,29 @@ int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, v
 	return CUVMM_OK;
 }
 
-int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e) {
+CUVMM_HOT int32_t cuvmm_alloc(uint64_t pool, size_t bytes, void *stream, uint64_t arena, void **block, cuvmm_error *e) {
+	void *served = arena != 0 || block == NULL ? NULL : cuvmm_serve(pool, bytes, stream);
+	if (served == NULL) return alloc_of_go(pool, bytes, stream, arena, block, e);
+	*block = served;
+	return CUVMM_OK;
+}
+
+CUVMM_HOT int cuvmm_keep(uint64_t pool, void *block, cuvmm_leaving *rest) {
+	cuvmm_cache *c = rest->cache = cuvmm_cache_of(pool);
+	rest->what = c == NULL ? CUVMM_NOT_LIVE : cuvmm_cache_free(c, (uintptr_t)block, &rest->passing);
+	return rest->what == CUVMM_KEPT;
+}
+
+int32_t cuvmm_leave(uint64_t pool, void *block, const cuvmm_leaving *rest, cuvmm_error *e) {
 	if (forked) return CUVMM_OK;
-	cuvmm_cache *c = cache_of(pool);
-	uint32_t passing;
-	switch (c == NULL ? CUVMM_NOT_LIVE : cuvmm_cache_free(c, (uintptr_t)block, &passing)) {
-	case CUVMM_KEPT:
-		return CUVMM_OK;
+	switch (rest->what) {
 	case CUVMM_FULL:;
 		cuvmm_block blocks[CUVMM_BATCH];
-		for (size_t n; (n = cuvmm_cache_drain(c, CUVMM_TOO_MUCH, blocks, CUVMM_BATCH)) > 0;) give_back(c, pool, blocks, n);
+		for (size_t n; (n = cuvmm_cache_drain(rest->cache, CUVMM_TOO_MUCH, blocks, CUVMM_BATCH)) > 0;) give_back(rest->cache, pool, blocks, n);
 		return CUVMM_OK;
 	case CUVMM_PASS: {
 		ENTERED(goFree(pool, (uintptr_t)block, e));
-		cuvmm_cache_passed(c, passing, status == CUVMM_OK);
+		cuvmm_cache_passed(rest->cache, rest->passing, status == CUVMM_OK);
 		return status;
 	}
 	default:
@@ -163,9 +167,14 @@ int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e) {
 	}
 }
 
+CUVMM_HOT int32_t cuvmm_free(uint64_t pool, void *block, cuvmm_error *e) {
+	cuvmm_leaving rest;
+	return cuvmm_keep(pool, block, &rest) ? CUVMM_OK : cuvmm_leave(pool, block, &rest, e);
+}
+
 int32_t cuvmm_use(uint64_t pool, void *block, void *stream, cuvmm_error *e) {
 	if (forked) return cuvmm_refuse_child(e);
-	cuvmm_cache *c = cache_of(pool);
+	cuvmm_cache *c = cuvmm_cache_of(pool);
 	size_t bytes;
 	if (c != NULL && !cuvmm_cache_find(c, (uintptr_t)block, &bytes)) return CUVMM_OK;
 	ENTERED(goUse(pool, (uintptr_t)block, (uintptr_t)stream, e));
@@ -175,7 +184,7 @@ int32_t cuvmm_use(uint64_t pool, void *block, void *stream, cuvmm_error *e) {
 
 int32_t cuvmm_find(uint64_t pool, void *block, size_t *bytes, cuvmm_error *e) {
 	ENTER(bytes);
-	cuvmm_cache *c = cache_of(pool);
+	cuvmm_cache *c = cuvmm_cache_of(pool);
 	if (c != NULL && cuvmm_cache_find(c, (uintptr_t)block, bytes)) return CUVMM_OK;
 	CROSS(goFind(pool, (uintptr_t)block, e));
 }

@@ -336,6 +336,38 @@ func TestALimitCountsCachedBlocksAsFree(t *testing.T) {
 	})
 }
 
+// The legacy stream never captures, so nobody is asked whether it does: not even while a blocking
+// stream captures, which no request for cached memory harms.
+func TestTheLegacyStreamIsServedUnasked(t *testing.T) {
+	gputest.Alone(t) // it uses the legacy stream
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		w := newWorld(t, d, 0)
+		blocking, err := d.NewStream(cuda.StreamOptions{Blocking: true})
+		require.NoError(t, err)
+		const legacy = 0
+		take := func() uintptr {
+			p, status := cAlloc(w.handle, 1000, legacy)
+			require.EqualValues(t, cOK, status)
+			return p
+		}
+		p := take()
+		require.EqualValues(t, cOK, cFree(w.handle, p))
+		g, err := blocking.WithCapture(cuda.CaptureOptions{}, func() error {
+			require.Equal(t, p, take())
+			require.EqualValues(t, cOK, cFree(w.handle, p))
+			_, status := cAlloc(w.handle, 1<<20, legacy)
+			require.EqualValues(t, cCapturing, status, "the pool refuses what is not cached")
+			return nil
+		})
+		require.NoError(t, err)
+		require.NoError(t, g.Close())
+		require.NoError(t, blocking.Close())
+		before := centries()
+		require.EqualValues(t, cOK, cFree(w.handle, take()))
+		require.Equal(t, before, centries())
+	})
+}
+
 // A stream that is closed leaves nothing to a later one with its handle, and its blocks are
 // freed as ever.
 func TestAClosedStreamLeavesNothingInTheCache(t *testing.T) {

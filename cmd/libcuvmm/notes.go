@@ -27,9 +27,11 @@ package main
 // The pool frees at once, as before: larger blocks; blocks of a capture; blocks that a further
 // stream uses (cuvmm_use); those of a stream that was closed, and of streams beyond the 64th.
 // Requests of a stream that captures go to the pool. The driver tells that in one call, which
-// finds its context by the stream and ends no capture in any mode. Only the legacy stream is
-// that of the thread's current context: it never captures itself, and a thread without a
-// context asks through Go.
+// finds its context by the stream and ends no capture in any mode. The legacy stream is not asked
+// about: it never captures. While a blocking stream does, the pool refuses requests on the legacy
+// stream, whose work would end that capture; what the cache has it serves, since the block was free
+// in the legacy stream's own order. As a lost device shows in this call first, on the
+// legacy stream it shows in the caller's next launch.
 //
 // A table finds a block's record by its address: the callers of cuvmm_free name nothing else.
 // All blocks of the pool have one, whether they may be kept or not. So the cache refuses what
@@ -56,16 +58,26 @@ package main
 //	the pool is suspended (vmm.Suspend)         until it is awake
 //	Close                                       until it ends
 //
+// # What a call costs
+//
+// A program's own work leaves the processor's caches cold between two calls, so what counts is
+// the number of lines that a call touches. Those of a warm stream are: the flags and pools of
+// torch.cc, the table of caches, the cache's first line and its counts, the stream, the list of the
+// class, and the record; for a request also where its class is found, for a free the bucket.
+// The functions of this way lie side by side (CUVMM_HOT), and are called directly. What needs
+// more of the stack, such as an error's text, is in functions of its own.
+//
 // # Locks
 //
 // A cache has one lock, below all of the pool's, held over no call but the C library's
-// allocations. Who holds the cache may have the pool's pressing lock, and none of misses, mu
+// allocations. It is a byte that threads spin on, and soon sleep for a moment. Who holds the cache
+// may have the pool's pressing lock, and none of misses, mu
 // and a shard's: what it waits for, calls of Free and More, takes shards' locks only.
 //
 // # Forks, faults, the end
 //
-// A child of fork is refused before the cache is looked at, whose lock another thread of the
-// parent may have held. After a fault of the library every call enters Go, which refuses it.
+// A child of fork has no caches, so no call waits for a lock that another thread of the parent may have held,
+// and each is refused. After a fault of the library there are none either: every call enters Go, which refuses it.
 // The cache installs no signal handler, and leaves errno alone. A closed pool's cache stays as an
 // empty shell of a kilobyte, because a call with the old number may still be in it. At the end
 // of the process nothing is given back.

@@ -40,13 +40,15 @@ struct Begun {
 
 constexpr int max_devices = 128, max_tags = 64;
 
-// State is never destroyed: threads allocate and free until the very end of the process.
-struct State {
-	std::atomic<uint64_t> pools[max_devices]{}; // 0 until the device's pool is opened
-	std::atomic<int> end{0};                    // one more than the last device with a pool
+struct alignas(64) State {
+	// What every call reads, in one line of the processor's caches.
+	std::atomic<int> begun_count{0}; // of begun; written under capturing
 	std::atomic<bool> ending{false};
-	std::atomic<Throw> throw_with{nullptr};
 	std::atomic<Allocated> allocated{nullptr};
+	std::atomic<uint64_t> pools[max_devices]{}; // 0 until the device's pool is opened
+
+	std::atomic<int> end{0}; // one more than the last device with a pool
+	std::atomic<Throw> throw_with{nullptr};
 
 	std::mutex opening;
 	uint64_t history = 0;       // events that a new pool keeps; under opening
@@ -55,10 +57,16 @@ struct State {
 	std::mutex capturing; // over the fields that follow
 	std::map<std::pair<int, Mempool>, uint64_t> arenas;
 	std::vector<Begun> begun;
-	std::atomic<int> begun_count{0}; // read without the lock
 };
 
-State &state = *new State;
+// Kept is never destroyed: threads allocate and free until the very end of the process.
+union Kept {
+	State state;
+	Kept() : state() {}
+	~Kept() {}
+} kept;
+
+State &state = kept.state;
 
 struct Error : cuvmm_error {
 	Error() { size = sizeof(cuvmm_error), status = CUVMM_OK, message[0] = 0; }
@@ -127,6 +135,30 @@ void refuse_child() {
 	fail(e);
 }
 
+// noted returns a block whose allocation PyTorch's side has noted.
+void *noted(int device, void *block) {
+	Allocated note = state.allocated.load(std::memory_order_acquire);
+	if (note != nullptr && !state.ending) note(device, block); // which may wait for Python
+	return block;
+}
+
+// alloc_slowly serves what the cache does not.
+[[gnu::noinline]] void *alloc_slowly(ssize_t size, int device, void *stream) {
+	if (size == 0) return nullptr;
+	if (size < 0) throw std::invalid_argument("cuvmm: a request of " + std::to_string(size) + " bytes");
+	refuse_child();
+	void *block = nullptr;
+	Error e;
+	if (cuvmm_alloc(pool_of(device), size, stream, arena_of(device, stream), &block, &e) != CUVMM_OK) fail(e);
+	return noted(device, block);
+}
+
+// leave does with a block what the cache cannot do alone.
+[[gnu::noinline]] void leave(int device, void *block, const cuvmm_leaving &rest) {
+	Error e;
+	if (cuvmm_leave(opened(device), block, &rest, &e) != CUVMM_OK) report(e);
+}
+
 // segment_alloc serves a MemPool. There null is out of memory, and PyTorch raises its own error.
 void *segment_alloc(ssize_t size, int device, const char *tag) {
 	if (size <= 0) return nullptr;
@@ -154,22 +186,16 @@ int32_t caught(cuvmm_error *e, const std::exception &x) { return cuvmm_say(e, CU
 
 extern "C" {
 
-void *cuvmm_torch_alloc(ssize_t size, int device, void *stream) {
-	if (size == 0) return nullptr;
-	if (size < 0) throw std::invalid_argument("cuvmm: a request of " + std::to_string(size) + " bytes");
-	refuse_child();
-	void *block = nullptr;
-	Error e;
-	if (cuvmm_alloc(pool_of(device), size, stream, arena_of(device, stream), &block, &e) != CUVMM_OK) fail(e);
-	Allocated note = state.allocated.load(std::memory_order_acquire);
-	if (note != nullptr && !state.ending) note(device, block); // which may wait for Python
-	return block;
+__attribute__((hot)) void *cuvmm_torch_alloc(ssize_t size, int device, void *stream) {
+	if (size <= 0 || state.begun_count.load(std::memory_order_acquire) != 0) return alloc_slowly(size, device, stream);
+	void *block = cuvmm_serve(opened(device), size, stream);
+	return block == nullptr ? alloc_slowly(size, device, stream) : noted(device, block);
 }
 
-void cuvmm_torch_free(void *block, ssize_t, int device, void *) {
-	if (block == nullptr || state.ending || cuvmm_forked()) return;
-	Error e;
-	if (cuvmm_free(opened(device), block, &e) != CUVMM_OK) report(e);
+__attribute__((hot)) void cuvmm_torch_free(void *block, ssize_t, int device, void *) {
+	if (block == nullptr || state.ending) return;
+	cuvmm_leaving rest;
+	if (!cuvmm_keep(opened(device), block, &rest)) leave(device, block, rest);
 }
 
 void cuvmm_torch_record_stream(void *block, void *stream) {
