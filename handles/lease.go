@@ -125,8 +125,7 @@ func leaseMemory(op string, b *vmm.Buffer, d Descriptor, element uint64, o Lease
 	if in == nil {
 		return nil, errs.PeerInvalid(op, "a zero buffer", "make one with vmm.NewBuffer")
 	}
-	used := in.Used()
-	v, err := in.View(op, used)
+	used, v, err := inUse(op, in)
 	if err != nil {
 		return nil, err
 	}

@@ -67,8 +67,7 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 		return err
 	}
 	defer in.Release()
-	used := from.Used()
-	v, err := from.View(op, used)
+	used, v, err := inUse(op, from)
 	if err != nil {
 		return in.refuse(ctx, op, err)
 	}
@@ -85,6 +84,17 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 	}
 	err = in.sendView(ctx, op, d, core.SystemOf(b.Device()), about.Asked, about.Imported, v)
 	return released(err, v)
+}
+
+// inUse returns how many bytes of a buffer are in use, and their chunks. It refuses memory that a broker keeps.
+func inUse(op string, m share.Memory) (n uint64, v share.View, err error) {
+	if m.About().Kept {
+		return 0, v, errs.Peer(op, cuda.ErrNotPermitted, "memory that a broker keeps, and gives to another process after this one",
+			"publish it: see Client.Keep in package broker")
+	}
+	n = m.Used()
+	v, err = m.View(op, n)
+	return n, v, err
 }
 
 // released gives up what was sent, and returns the error of sending it. The peer has

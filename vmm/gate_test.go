@@ -131,7 +131,7 @@ var others = map[string][]string{
 	"Buffer": {"Device", "Len", "Name", "Ptr", "Released", "Requested", "Slice", "Stats", "Tag"},
 	"Array":  {"All", "Buffer", "Cap"}, // the others are those of Buffer
 	"Slice":  {"Len", "Ptr", "Size", "Slice"},
-	"Memory": {"Abandon", "About", "Committed", "Leave", "Used"},
+	"Memory": {"Abandon", "About", "SetKept", "Committed", "Leave", "Used"},
 	"Hold":   {"RecallBy"},
 }
 

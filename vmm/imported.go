@@ -24,6 +24,8 @@ type imported struct {
 	// the buffer grows with this process's own memory behind the imported chunks. Only
 	// changes of the buffer write them.
 	followed, own atomic.Bool
+	// kept is set if a broker gives the memory to another process after this one.
+	kept atomic.Bool
 }
 
 // moved returns the state of a second buffer of the same memory, with its own range.
@@ -223,6 +225,13 @@ func (b *buffer) Own(op string) error {
 	return nil
 }
 
+// SetKept implements share.Memory.
+func (b *buffer) SetKept() {
+	if b.imported != nil {
+		b.imported.kept.Store(true)
+	}
+}
+
 // Seal implements share.Memory.
 func (b *buffer) Seal(op, what string) error {
 	if err := b.enter(op, moving); err != nil { // one that was moved is mapped at another address, too
@@ -250,8 +259,11 @@ func (b *buffer) Seal(op, what string) error {
 
 // About implements share.Memory.
 func (b *buffer) About() share.About {
-	return share.About{Device: b.dev, Base: b.res.Base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.Size, Tag: cuda.Tag(b.Label().Tag),
-		Imported: b.imported != nil, Followed: b.imported != nil && b.imported.followed.Load()}
+	about := share.About{Device: b.dev, Base: b.res.Base, Asked: b.prop, Granularity: b.gran, Reserved: b.res.Size, Tag: cuda.Tag(b.Label().Tag)}
+	if i := b.imported; i != nil {
+		about.Imported, about.Followed, about.Kept = true, i.followed.Load(), i.kept.Load()
+	}
+	return about
 }
 
 // Used implements share.Memory.

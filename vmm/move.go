@@ -31,7 +31,7 @@ type MoveOptions struct {
 // must be ordered by streams or events (see the package documentation).
 //
 // A buffer that is published is not moved (ErrInUse), nor is one that follows a
-// publication (ErrNotPermitted).
+// publication, or whose memory a broker keeps for publications (ErrNotPermitted).
 func (b *Buffer) Move(o MoveOptions) (*Buffer, error) { return b.inner().move("vmm.Buffer.Move", o) }
 
 func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
@@ -77,9 +77,13 @@ func (b *buffer) move(op string, o MoveOptions) (*Buffer, error) {
 
 // mayMove refuses to move a buffer whose address or memory another process relies on.
 func (b *buffer) mayMove(op string) error {
-	if b.imported != nil && b.imported.followed.Load() {
+	switch i := b.imported; {
+	case i != nil && i.followed.Load():
 		return b.fail(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for a buffer that follows a publication",
 			Hint: "what the publisher takes back would stay mapped there: follow it anew with a larger FollowOptions.Reserve"})
+	case i != nil && i.kept.Load():
+		return b.fail(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another range for memory that a broker keeps",
+			Hint: "it would stay mapped there while the next process publishes it: publish it where it is"})
 	}
 	return b.holds.any(op)
 }

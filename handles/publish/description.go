@@ -32,11 +32,10 @@ type PublishOptions struct {
 	// before, the publication goes on with what that announced last: followers that come back
 	// (DialOptions.ComeBack) keep their memory, and Publication.Stats has the generation, 0 if nothing
 	// was announced. The description is the publisher's, each time. All of the memory is announced at once
-	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one is Released. Never
-	// publish the memory without its page: nothing refuses that, and the next publisher takes what was written
-	// meanwhile for what the page says.
+	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one is Released. The memory
+	// is not published without its page (cuda.ErrInvalidArgument).
 	//
-	// If that process ended while it rewrote the elements, it is [ErrIncomplete], unless
+	// If that process ended while it rewrote the elements, or withdrew, it is [ErrIncomplete], unless
 	// Incomplete is set: then the publication is open for rewriting (Stats.Rewriting), until
 	// the caller has written all elements and called Announce. Memory that is whole is published as without it:
 	// call Rewrite before writing, and also where a Turn was open.

@@ -91,6 +91,7 @@ type attachment struct {
 	k        *line
 	identity identity // of the publication
 	heir     bool     // the publisher names the follower one, though it only reads
+	kept     bool     // a broker keeps the memory
 	token    token
 	mailbox  *mailbox
 	slot     *pageSlot
@@ -103,7 +104,7 @@ type attachment struct {
 }
 
 func newAttachment(k *line, said *accepted, m *mailbox, w *pageSlot) attachment {
-	return attachment{k: k, identity: said.identity, heir: said.heir, token: said.token, mailbox: m, slot: w, ended: make(chan struct{})}
+	return attachment{k: k, identity: said.identity, heir: said.heir, kept: said.kept, token: said.token, mailbox: m, slot: w, ended: make(chan struct{})}
 }
 
 func newFollower(k *line, name string, said *accepted, m *mailbox, d *cuda.Device, o FollowOptions) *follower {

@@ -30,12 +30,14 @@ type Page struct {
 }
 
 // NewPage makes the page of a buffer's memory, which keeps its length. The file is one of NewPageFile, and the page owns it.
-// Every process that publishes the memory names it by the same random number. It is for brokers.
+// Every process that publishes the memory names it by the same random number. Imported memory is neither published without
+// its page from then on, nor moved, sent or leased. It is for brokers.
 func NewPage(id [16]byte, memory *vmm.Buffer, file *peer.FD) *Page {
 	if memory == nil {
 		return &Page{} // which Publish refuses
 	}
 	m := share.Of(memory)
+	m.SetKept()
 	return &Page{id: id, base: m.About().Base, bytes: m.Used(), file: file, used: wait.NewSlot()}
 }
 
@@ -111,7 +113,7 @@ func (k *Page) take(op string, m share.Memory, unit uint64, incomplete bool) (fr
 	case from.generation >= lastGeneration:
 		err = errs.Peer(op, peer.ErrTooLarge, fmt.Sprintf("%d generations", from.generation), "have the broker make other memory")
 	case from.torn && !incomplete:
-		err = errs.Peer(op, ErrIncomplete, "memory whose publisher ended while it rewrote it", "PublishOptions.Incomplete publishes it to be written anew")
+		err = errs.Peer(op, ErrIncomplete, "memory that was being rewritten when its publisher ended, or whose publication was withdrawn", "PublishOptions.Incomplete publishes it to be written anew")
 	}
 	if err != nil {
 		return nil, w.drop(op, err)

@@ -47,6 +47,6 @@ func ExampleNewPage() {
 	check(memory.Close())
 	// Output:
 	// something is shown: false to be rewritten: false
-	// publish.Server.Publish: partly rewritten: memory whose publisher ended while it rewrote it; PublishOptions.Incomplete publishes it to be written anew
+	// publish.Server.Publish: partly rewritten: memory that was being rewritten when its publisher ended, or whose publication was withdrawn; PublishOptions.Incomplete publishes it to be written anew
 	// something is shown: true to be rewritten: true
 }

@@ -27,8 +27,8 @@ import (
 //	to the client
 //	  listing  number, entries           replies to list
 //	  accepted number, token, publication, reserved, slot, descriptor, tag, and
-//	           form and digest of the description, heir, and files: the page, and the
-//	           description if there is one
+//	           form and digest of the description, heir, kept, and files: the page, and
+//	           the description if there is one
 //	                                     replies to follow
 //	  denied   number, status, reason    replies to list or follow
 //	  view     token, serial, generation, state, ordered, length, keep, flags, status,
@@ -158,6 +158,7 @@ type accepted struct {
 	tag      cuda.Tag
 	described
 	heir bool // it may take the publication over though it only reads
+	kept bool // none may: a broker keeps the memory for the next publisher
 }
 
 type denied struct {
@@ -292,6 +293,7 @@ func (m *accepted) encode(e *wire.Encoder) {
 	e.Uint8(uint8(m.form))
 	e.Raw(m.digest[:])
 	e.Bool(m.heir)
+	e.Bool(m.kept)
 }
 
 func (m *denied) encode(e *wire.Encoder) {
@@ -419,7 +421,7 @@ func toClient(kind uint16, body []byte, files int) (message, error) {
 			}
 		}
 		a.tag, a.described = d.tag(), described{form(d.Uint8()), d.digest()}
-		a.heir = d.Bool()
+		a.heir, a.kept = d.Bool(), d.Bool()
 		none := a.form == noDescription
 		if a.form >= forms || none && a.digest != [sha256.Size]byte{} {
 			d.Fail("a digest of a description of form %d", a.form)

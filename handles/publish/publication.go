@@ -66,7 +66,7 @@ type Publication struct {
 	flux, cut uint64
 	rewriting rewriting
 	halves
-	kept *kept // of memory that outlives this process; nil of other memory
+	kept *kept // of memory that a broker keeps; nil of other memory
 	// length is what was shown of memory that is away. back says that there is memory again, and whole
 	// that it has the bytes.
 	length      uint64
@@ -154,6 +154,9 @@ func (s *Server) publish(op, name string, m share.Memory, d handles.Descriptor, 
 	if about.Followed {
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, "the memory of a follower, whose length another publisher announces", "close the follower first, publish a copy, or use TakeOver")
 	}
+	if about.Kept && (from == nil || from.kept == nil) {
+		return nil, errs.PeerInvalid(op, "memory that a broker keeps, without its page", "set PublishOptions.Page, so that the next publisher learns what is whole")
+	}
 	if from == nil {
 		told.tag = about.Tag
 	}
@@ -239,7 +242,8 @@ func (p *Publication) replicators() []*replicator {
 // streams go on waiting for the work behind the announcements.
 // It waits neither for followers nor for the GPU; an Announce that waits returns
 // cuda.ErrClosed. A follower does not get what was not sent yet, so call Settle first.
-// Idempotent.
+// Nothing of memory that a broker keeps is whole after that, since it may be written: to hand it
+// on, close the server. Idempotent.
 func (p *Publication) Withdraw() error {
 	const op = "publish.Publication.Withdraw"
 	if err := p.made(op); err != nil {
@@ -281,6 +285,9 @@ func (p *Publication) withdraw(op string, last ended) error {
 		f.end(&to)
 	}
 	if p.kept != nil {
+		if last.state == Ended { // its owner may write from now on
+			p.kept.page.slot.word(fluxWord).Store(p.used)
+		}
 		pages = append(pages, p.kept.page)
 	}
 	err := p.timeline.later(op, func() error {

@@ -284,7 +284,10 @@ func (ss *session) accept(ctx context.Context, m *follow, joined func()) (*repli
 	if p.text != nil {
 		files = append(files, p.text)
 	}
-	if err := ss.conn.Send(ctx, pack(&accepted{m.number, f.token, p.identity, f.progress.room, uint32(f.slot.index), p.about, p.told.tag, p.told.described, m.access == ReadAccess && ss.heir(m.name)}, files...)); err != nil {
+	said := &accepted{number: m.number, token: f.token, identity: p.identity, reserved: f.progress.room, slot: uint32(f.slot.index), about: p.about,
+		tag: p.told.tag, described: p.told.described, kept: p.kept != nil}
+	said.heir = m.access == ReadAccess && !said.kept && ss.heir(m.name)
+	if err := ss.conn.Send(ctx, pack(said, files...)); err != nil {
 		f.finished()
 		return nil, err
 	}

@@ -37,9 +37,8 @@ import (
 // that process's end. After any other error the follower may no longer come back, and
 // TakeOver may be called again.
 //
-// Never take over a publication whose memory a broker keeps (PublishOptions.Page). TakeOver cannot tell and does not
-// refuse it, but what the caller rewrites then is not in the page, and the next publisher takes a mixture for whole.
-// Ask the broker for the memory (Client.Keep in package broker).
+// A publication whose memory a broker keeps (PublishOptions.Page) is not taken over (cuda.ErrNotPermitted): the
+// broker gives the memory to the next publisher (Client.Keep in package broker).
 //
 // If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
 // on without this follower, it returns [ErrIncomplete]: they may hold a mixture of
@@ -62,6 +61,9 @@ func (s *Server) takeOver(ctx context.Context, op string, f *follower, o TakeOve
 		return nil, errs.Peer(op, cuda.ErrNotSupported, "a follower whose socket is not known", "make its client with publish.Dial")
 	case !f.options.KeepDescriptors:
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("publication %q, whose descriptors were not kept", f.name), "follow it with FollowOptions.KeepDescriptors")
+	case f.isKept():
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, whose memory a broker keeps for the next publisher", f.name),
+			"ask the broker for the memory and publish that: see Client.Keep in package broker")
 	case f.options.ReadOnly && !f.isHeir():
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("publication %q, which is followed for reading by a process that its publisher names no heir", f.name),
 			"follow it without FollowOptions.ReadOnly, or name it: ServerOptions.Heir")
@@ -294,6 +296,13 @@ func (f *follower) isHeir() bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.heir
+}
+
+// isKept reports whether a broker keeps the memory.
+func (f *follower) isKept() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.kept
 }
 
 // id returns the identity of the followed publication.

@@ -66,6 +66,10 @@ type Memory interface {
 	// reading stays read-only and does not grow.
 	Own(op string) error
 
+	// SetKept notes that a broker keeps the memory of an imported buffer, and gives it to another process after this
+	// one. So it leaves this process through a publication with its page alone, and has one address.
+	SetKept()
+
 	// Seal makes a buffer of imported memory read-only for good: every place that may write it
 	// may only read it from then on, and none is ever granted more (cuda.ErrNotPermitted, which
 	// names what the memory is). It waits for the devices that lose access. After an error it may
@@ -135,6 +139,8 @@ type About struct {
 	Imported bool
 	// Followed: a publication of another process sets the length.
 	Followed bool
+	// Kept: see SetKept.
+	Kept bool
 }
 
 // Chunk is a piece of physical memory at its place in a buffer. Its size is the handle's,

@@ -83,7 +83,7 @@ SHAPES: Dict[int, Shape] = _shapes(
                    ("length", "u64"), ("bytes", "u64"), ("generation", "u64"), ("publication", "16 bytes"), ("tag", "text"), ("description", "32 bytes"))))),
     ("accepted", 0xF182, "client",
      (("number", "u32"), ("token", "16 bytes"), ("publication", "16 bytes"), ("reserved", "u64"), ("slot", "u32"), ("descriptor", "blob"), ("tag", "text"), ("form", "u8"),
-      ("description", "32 bytes"), ("heir", "bool"))),
+      ("description", "32 bytes"), ("heir", "bool"), ("kept", "bool"))),
     ("denied", 0xF183, "client", (("number", "u32"), ("status", "u8"), ("reason", "text"))),
     ("view", 0xF184, "client",
      (("token", "16 bytes"), ("serial", "u64"), ("generation", "u64"), ("state", "u8"), ("ordered", "u64"), ("length", "u64"),

@@ -488,7 +488,7 @@ class Publication(OfProcess):
             self._followers.append(f)
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode(),
                        "tag": self._told.tag, "form": self._told.form, "description": self._told.digest,
-                       "heir": m["access"] == 1 and self.heirs}
+                       "heir": m["access"] == 1 and self.heirs, "kept": False}
 
     def step(self, f: _Replicator) -> Optional[View]:
         """Returns the next view for a follower; None if there is none now."""

@@ -84,7 +84,7 @@ class _Hostile:
         undo = Undo()
         _, file = _page.make_page(None, undo)
         reply = {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0, "descriptor": about.encode(),
-                 "tag": "", "form": 0, "description": bytes(32), "heir": False}
+                 "tag": "", "form": 0, "description": bytes(32), "heir": False, "kept": False}
         reply.update(other)
         c.send(*_wire.encode("accepted", reply), [file.number, *more])
         undo.close()
@@ -333,7 +333,7 @@ class Servers(DriverTest):
             fd = os.memfd_create("not sealed")
             os.ftruncate(fd, 4096)
             c.send(*_wire.encode("accepted", {"number": fields["number"], "token": b"t" * 16, "publication": b"p" * 16, "reserved": 4 << 20, "slot": 0,
-                                              "descriptor": about.encode(), "tag": "", "form": 0, "description": bytes(32), "heir": False}), [fd])
+                                              "descriptor": about.encode(), "tag": "", "form": 0, "description": bytes(32), "heir": False, "kept": False}), [fd])
             os.close(fd)
 
         self.refused(then)

@@ -54,7 +54,7 @@ class Publisher:
         """Accepts the follower that asked with a number."""
         self._serial = 0
         about = _descriptor.Descriptor(_descriptor.ARRAY, element, size, 0, 1, 0, _driver.device(0).uuid, False, False, 1, 0, _descriptor.this_process(), [])
-        self._conn.send(*_wire.encode("accepted", {"number": number, "token": TOKEN, "publication": self.publication, "reserved": 16 << 20, "slot": 0, "tag": "", "form": 0, "description": bytes(32), "heir": False,
+        self._conn.send(*_wire.encode("accepted", {"number": number, "token": TOKEN, "publication": self.publication, "reserved": 16 << 20, "slot": 0, "tag": "", "form": 0, "description": bytes(32), "heir": False, "kept": False,
                                                    "descriptor": about.encode()}), [self._fd])
 
     def deny(self, number: int, status: int) -> None:
