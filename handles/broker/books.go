@@ -49,8 +49,10 @@ type record struct {
 	Writer    holder `json:"writer"`
 	// Request is the key by which the publisher asked for what is kept.
 	Request keeper.Key `json:"request,omitzero"`
-	// Watched: the keeper has the writer's process, until that has left.
+	// Watched: the end of the writer's process will be noticed, by this broker or the next.
 	Watched bool `json:"watched,omitempty"`
+	// Free: of what is kept, its publisher gave it back, or ended.
+	Free bool `json:"free,omitempty"`
 	// CopyOf is the key of what the writer wrote, if this is a copy of that.
 	CopyOf keeper.Key `json:"copyOf,omitzero"`
 	PID    int        `json:"pid"`
@@ -71,7 +73,7 @@ type object struct {
 	// sealing: its seal is being written to the keeper, so it neither ends nor is sealed twice.
 	sealing bool
 	making  bool   // its memory is being made
-	awaited bool   // it is kept, and its publisher may come back
+	unseen  bool   // it is kept, and its publisher is neither connected nor watched
 	files   *files // nil until the memory is there
 }
 
@@ -106,7 +108,7 @@ func (b *books) versions(name string) (all []*object) {
 // writers returns how many objects of a name are being written, or published.
 func (b *books) writers(name string) (n int) {
 	for _, o := range b.objects {
-		if o.Name == name && (o.State == writing || o.State == kept && b.published(o)) {
+		if o.Name == name && (o.State == writing || b.awaited(o)) {
 			n++
 		}
 	}
@@ -286,10 +288,10 @@ func (b *books) find(op, name string, version uint64) (*object, error) {
 // which counts again.
 func (b *books) hold(op string, h holder, key keeper.Key) error {
 	o := b.objects[key]
-	if o == nil || o.State == kept && o.Writer != h { // another process has taken it over
+	if o == nil || o.State == kept && (o.Free || o.Writer != h) {
 		return errs.Peer(op, ErrLost, "an object that this client held", "close it when it is no longer needed, and attach it anew")
 	}
-	o.holders[h] = false
+	o.holders[h], o.unseen = false, false
 	if o.State == ended {
 		return errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "close it when it is no longer needed, and attach it anew")
 	}
@@ -299,7 +301,7 @@ func (b *books) hold(op string, h holder, key keeper.Key) error {
 // release ends a holder's hold.
 func (b *books) release(h holder, key keeper.Key) (gone []*object) {
 	o := b.objects[key]
-	if o == nil {
+	if o == nil || o.State == kept { // see unpublish
 		return nil
 	}
 	delete(o.holders, h)
@@ -337,7 +339,6 @@ func (b *books) newestFirst() []*object {
 func (b *books) settle() (gone []*object) {
 	b.returning = false
 	for _, o := range b.newestFirst() {
-		o.awaited = false
 		gone = append(gone, b.passing(o)...)
 	}
 	return gone
@@ -431,7 +432,10 @@ func (b *books) restore(e *keeper.Entry) error {
 	if beside := map[state]int{writing: 0, sealed: 1, kept: 1}; o.State == ended || len(e.Files) != n+beside[o.State] {
 		return fmt.Errorf("object %q in state %d, with %d files for %d chunks", o.Name, o.State, len(e.Files), n)
 	}
-	o.bytes, o.descriptors, o.awaited = o.memory.Size(), n+1, o.State == kept && !o.Watched
+	o.bytes, o.descriptors = o.memory.Size(), n+1
+	if o.State == kept && !o.Free { // whether or not its publisher comes back
+		o.holders[o.Writer], o.unseen = false, !o.Watched
+	}
 	o.files = &files{chunks: e.Files[:n:n]}
 	if len(e.Files) > n {
 		o.files.beside = e.Files[n]

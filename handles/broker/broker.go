@@ -35,8 +35,9 @@ type Broker struct {
 	// running are the sessions and the watches of processes.
 	running sync.WaitGroup
 
-	// remembering is held while the keeper is told of a client, or to forget it; before mu.
-	remembering sync.Mutex
+	// remembering is held while the keeper is told of a client, or to forget it, and publishing while it is told who
+	// publishes what is kept, or that it was removed; before mu.
+	remembering, publishing sync.Mutex
 
 	mu    sync.Mutex
 	books *books
@@ -354,6 +355,17 @@ func (b *Broker) change(f func() []*object) {
 	defer b.mu.Unlock()
 	b.dropping -= len(gone)
 	b.changedLocked()
+}
+
+// remove ends the objects of a name, or one version.
+func (b *Broker) remove(op, name string, version uint64) (err error) {
+	b.publishing.Lock()
+	defer b.publishing.Unlock()
+	b.change(func() (gone []*object) {
+		gone, err = b.books.remove(op, name, version)
+		return gone
+	})
+	return err
 }
 
 func (b *Broker) changedLocked() {

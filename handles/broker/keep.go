@@ -16,8 +16,8 @@ import (
 )
 
 // Kept is memory for a publication that outlives its publisher. All methods are safe for concurrent use. The caller
-// closes it, after the publication. To hand it on, close the server and then the Kept: followers come back to the
-// next publisher. Withdrawing the publication before ends them.
+// closes it, after the publication. To hand it on, close the server and then the Kept, and write nothing in between:
+// followers come back to the next publisher. Withdrawing the publication ends them, and nothing is whole after that.
 type Kept struct{ o *Object }
 
 // KeepOptions configure [Client.Keep].
@@ -35,7 +35,8 @@ type KeepOptions struct {
 //	server.Publish(name, kept.Buffer(), publish.PublishOptions{Page: kept.Page()})
 //
 // The broker keeps it until it is removed, whatever becomes of its publishers. The end of a publisher's process
-// counts, not that of its connection, because work on the GPU outlives that. New memory has undefined contents.
+// counts, not that of its connection, because work on the GPU outlives that. If the broker cannot watch a publisher's
+// process, and its connection has ended, Keep returns cuda.ErrNotSupported. New memory has undefined contents.
 // Memory of another size, or on another device, is cuda.ErrInvalidArgument; a name of objects is ErrExists, or
 // ErrWriting. It needs write access to the name.
 func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOptions) (*Kept, error) {
@@ -70,7 +71,8 @@ func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOp
 	}
 }
 
-// Buffer returns the memory, to write and to publish. It is closed with the Kept.
+// Buffer returns the memory, to write and to publish with its page. It is neither moved, sent nor leased
+// (cuda.ErrNotPermitted), and is closed with the Kept.
 func (w *Kept) Buffer() *vmm.Buffer {
 	if w == nil {
 		return nil
@@ -103,8 +105,8 @@ func (w *Kept) Err() error {
 }
 
 // Close closes the buffer, which waits for the work on it, and tells the broker, for which the next process may
-// publish the memory. Its server must be closed before, or the publication withdrawn (cuda.ErrInUse). What was moved out of
-// the buffer (vmm.Buffer.Move) must be closed, too. Idempotent; after an error it may be called again.
+// publish the memory. Its server must be closed before, or the publication withdrawn (cuda.ErrInUse).
+// Idempotent; after an error it may be called again.
 func (w *Kept) Close() error {
 	if w == nil || w.o == nil {
 		return errs.PeerInvalid("broker.Kept.Close", "a nil or zero Kept", "take one from Client.Keep")

@@ -4,11 +4,13 @@ package broker_test
 
 import (
 	"context"
+	"math/rand/v2"
 	"os"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
@@ -159,7 +161,31 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	require.NoError(t, x.p.AnnounceRange(ctx, n/2, n), "behind a gap")
 	x.announce(1)
 	require.ErrorIs(t, x.p.Shrink(n/2), cuda.ErrNotSupported)
+
+	// Whatever could write while the next publisher has the memory.
+	for _, o := range []publish.FollowOptions{{KeepDescriptors: true}, {KeepDescriptors: true, ReadOnly: true}} {
+		client, err := publish.Dial(ctx, x.l.Path(), publish.DialOptions{})
+		require.NoError(t, err)
+		f, err := publish.Follow[byte](ctx, client, d, "weights", o)
+		require.NoError(t, err)
+		_, err = publish.TakeOver(ctx, x.server, f, publish.TakeOverOptions{Incomplete: true})
+		require.ErrorIs(t, err, cuda.ErrNotPermitted)
+		require.ErrorContains(t, err, "Client.Keep")
+		closed(t, f, client)
+	}
+	here, there := peertest.Pair(t, peer.Options{})
+	require.ErrorIs(t, handles.SendBuffer(ctx, here, w.Buffer()), cuda.ErrNotPermitted)
+	_, err = handles.ReceiveBuffer(ctx, there, d, handles.ImportOptions{})
+	require.ErrorIs(t, err, peer.ErrRefused)
+	closed(t, here, there)
+	_, err = handles.LeaseBuffer(w.Buffer(), handles.LeaseOptions{})
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
 	require.NoError(t, x.p.Withdraw())
+	_, err = w.Buffer().Move(vmm.MoveOptions{})
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	_, err = x.server.Publish("again", w.Buffer())
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	require.ErrorContains(t, err, "PublishOptions.Page")
 	<-x.p.Released().Done()
 	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: &publish.Page{}})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
@@ -203,4 +229,117 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	_, err = k.Keep(ctx, d, "written", broker.KeepOptions{Bytes: n})
 	require.ErrorIs(t, err, broker.ErrWriting)
 	closed(t, o, v)
+}
+
+// A publisher that withdrew may write what was shown, so that nothing of it is whole for the next one.
+func TestNothingIsWholeOnceAPublicationWasWithdrawn(t *testing.T) {
+	gputest.Each(t, func(t *testing.T, d *cuda.Device) {
+		peertest.NoLeak(t)
+		h := newHouse(t, d, broker.Options{})
+		k := h.dial()
+		const n = 2 * mib
+		first, err := publisherOf(t, keep(t, k, d, n), t.TempDir()+"/s", false)
+		require.NoError(t, err)
+		first.announce(1)
+		require.NoError(t, first.p.Withdraw())
+		require.NoError(t, fill(first.kept.Buffer(), pattern(n/2, 2)))
+		first.end()
+		w := keep(t, k, d, n)
+		second, err := publisherOf(t, w, t.TempDir()+"/s", false)
+		require.ErrorIs(t, err, publish.ErrIncomplete)
+		closed(t, second.l, second.server)
+		second, err = publisherOf(t, w, t.TempDir()+"/s", true)
+		require.NoError(t, err)
+		require.True(t, second.p.Stats().Rewriting)
+		second.announce(3)
+		second.end()
+		third, err := publisherOf(t, keep(t, k, d, n), t.TempDir()+"/s", false)
+		require.NoError(t, err)
+		require.Equal(t, pattern(n, 3), read(t, third.kept.Buffer()))
+		third.end()
+		require.NoError(t, k.Remove(peertest.Context(t), "weights", 0))
+		_, _, err = d.MemoryInfo() // the software driver closes what others held until now
+		require.NoError(t, err)
+	})
+}
+
+// One client at a time has the memory, whoever gives it back and whichever broker serves: each random step is
+// compared with who has it.
+func TestOneClientAtATimePublishes(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{Return: time.Nanosecond})
+	clients := []*broker.Client{h.dial(), h.dial(), h.dial()}
+	ctx := peertest.Context(t)
+	r := rand.New(rand.NewPCG(1, 2))
+	var has *broker.Kept
+	for range 200 {
+		switch r.IntN(6) {
+		case 0:
+			h.replace()
+		case 1, 2:
+			if has != nil {
+				closed(t, has)
+				has = nil
+			}
+		default:
+			limited, cancel := ctx, context.CancelFunc(func() {})
+			if has != nil {
+				limited, cancel = context.WithTimeout(ctx, time.Millisecond)
+			}
+			w, err := clients[r.IntN(len(clients))].Keep(limited, d, "weights", broker.KeepOptions{Bytes: mib, Wait: true})
+			cancel()
+			if has != nil {
+				require.Error(t, err, "two clients have the memory")
+				continue
+			}
+			require.NoError(t, err, "a client waits for one that has given the memory back")
+			has = w
+		}
+	}
+	if has != nil {
+		closed(t, has)
+	}
+	require.NoError(t, clients[0].Remove(ctx, "weights", 0))
+	_, _, err := d.MemoryInfo() // the software driver closes what others held until now
+	require.NoError(t, err)
+}
+
+// The end of a publisher that nobody can watch is never taken for granted.
+func TestAPublisherThatCannotBeWatchedGivesTheMemoryBackItself(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{Return: time.Nanosecond})
+	k := h.dial()
+	ctx := peertest.Context(t)
+	inherited := func() (*broker.Client, *peer.Conn) {
+		near, far := peertest.Pair(t, peer.Options{})
+		go func() { _ = h.b.ServeConn(ctx, far) }()
+		k, err := broker.NewClient(ctx, near)
+		require.NoError(t, err)
+		return k, near
+	}
+	unseen, _ := inherited()
+	w := keep(t, unseen, d, mib)
+	closed(t, w, unseen)
+	closed(t, keep(t, k, d, mib))
+
+	unseen, conn := inherited()
+	w = keep(t, unseen, d, mib)
+	waiting := make(chan error, 1)
+	go func() {
+		_, err := k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib, Wait: true})
+		waiting <- err
+	}()
+	require.NoError(t, conn.Close())
+	require.ErrorIs(t, <-waiting, cuda.ErrNotSupported)
+	h.replace()
+	_, err := k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib, Wait: true})
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "Client.Remove")
+	require.NoError(t, k.Remove(ctx, "weights", 0))
+	closed(t, keep(t, k, d, mib), w, unseen)
+	require.NoError(t, k.Remove(ctx, "weights", 0))
+	_, _, err = d.MemoryInfo()
+	require.NoError(t, err)
 }

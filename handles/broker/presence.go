@@ -59,7 +59,7 @@ func (b *Broker) watch(h holder, p *presence) {
 // depart notes that a session or the process of a client has ended, and ends what the client held if its process
 // is gone.
 func (b *Broker) depart(h holder, p *presence, note func()) {
-	forget := false
+	left, forget := false, false
 	b.change(func() []*object {
 		note()
 		if b.present[h] != p || len(p.sessions) > 0 {
@@ -79,9 +79,12 @@ func (b *Broker) depart(h holder, p *presence, note func()) {
 			b.leaveLocked(p.of.UID)
 		}
 		delete(b.present, h)
-		forget = p.remembered
+		left, forget = true, p.remembered
 		return b.books.leave(h)
 	})
+	if left {
+		b.unpublish(h, counter)
+	}
 	if forget {
 		b.forget(h)
 	}
@@ -173,13 +176,11 @@ func (b *Broker) expect(e *keeper.Entry) error {
 	return e.Close()
 }
 
-// watchExpected watches the processes of the clients of an earlier broker. What they publish they hold, whether or
-// not they come back.
+// watchExpected watches the processes of the clients of an earlier broker.
 func (b *Broker) watchExpected() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	for h, p := range b.present {
-		b.books.expect(h)
 		b.running.Go(func() { b.watch(h, p) })
 	}
 }

@@ -4,12 +4,14 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // A publication's memory is kept from the request of its first publisher until it is removed. One client at a
-// time publishes it, which alone holds it. When that process has ended the next one gets the same memory, and the
-// page that says what is complete, which the broker does not read. A name is that of one publication, or of objects.
+// time publishes it, which alone holds it. Once that gave it back, or its process has ended, the next one gets the
+// same memory, and the page that says what is complete, which the broker does not read. A client whose process
+// cannot be watched must give it back itself. A name is that of one publication, or of objects.
 
 // keptAs returns what is kept under a name, or nil.
 func (b *books) keptAs(name string) *object {
@@ -21,16 +23,9 @@ func (b *books) keptAs(name string) *object {
 	return nil
 }
 
-// published reports whether a process publishes what is kept, or may come back for it.
-func (b *books) published(o *object) bool { return len(o.holders) > 0 || o.awaited }
-
-// expect notes that the process of a client lives, unless it will be said to have left.
-func (b *books) expect(h holder) {
-	for _, o := range b.objects {
-		if o.State == kept && o.Writer == h {
-			o.holders[h], o.awaited = false, false
-		}
-	}
+// awaited reports whether what is kept will be given to another client, once its publisher has ended.
+func (b *books) awaited(o *object) bool {
+	return o.State == kept && !o.Free && (!o.unseen || b.returning)
 }
 
 // keep makes a client the publisher of what is kept under a name, or of what is added: chunks of those sizes. A
@@ -47,10 +42,12 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", r.Name), "use another name")
 	case o == nil:
 		return b.add(op, asked.key, r, sizes, q)
-	case o.Request == asked.key && o.Writer == r.Writer:
-		o.holders[r.Writer] = false
+	case !o.Free && o.Request == asked.key && o.Writer == r.Writer:
 		return o, nil
-	case o.making || b.published(o):
+	case !o.Free && !b.awaited(o):
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("the end of process %d, which publishes %q and is not connected", o.PID, r.Name),
+			"once it has ended, remove the publication (Client.Remove): its end is noticed in the broker's pid namespace, or on Linux 6.5 or later")
+	case o.making || !o.Free:
 		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("publication %q of process %d", r.Name, o.PID), "wait for the end of that process: see KeepOptions.Wait")
 	case o.memory.Device != asked.device || uint64(o.memory.Length) != asked.bytes:
 		return nil, errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("%s on %v of publication %q, which has %s on %v", errs.Bytes(asked.bytes), asked.device, r.Name, errs.Bytes(o.memory.Length), o.memory.Device),
@@ -65,7 +62,42 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 		}
 	}
 	r.Memory = o.Memory
-	o.record, o.awaited = r, false
-	o.holders[r.Writer] = false
+	o.record, o.unseen = r, false
 	return o, nil
+}
+
+// publishedBy returns what a client publishes, or what has a key of that.
+func (b *books) publishedBy(h holder, key keeper.Key) (all []*object) {
+	for _, o := range b.objects {
+		if o.State == kept && !o.Free && o.Writer == h && (key == counter || o.key == key) {
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// unpublish notes that a client publishes no more what it kept, or what has a key of that: in the keeper first, which
+// the next broker asks. Without a key its process has ended, or, if that cannot be watched, its last connection.
+func (b *Broker) unpublish(h holder, key keeper.Key) {
+	b.publishing.Lock()
+	defer b.publishing.Unlock()
+	b.mu.Lock()
+	all := b.books.publishedBy(h, key)
+	b.mu.Unlock()
+	for _, o := range all {
+		if key == counter && !o.Watched {
+			b.change(func() []*object { o.unseen = true; return nil })
+			continue
+		}
+		r := o.record
+		r.Free = true
+		if !o.making && (b.ctx.Err() != nil || b.keep(o.key, r) != nil) {
+			return
+		}
+		b.change(func() []*object {
+			o.Free = true
+			clear(o.holders)
+			return nil
+		})
+	}
 }

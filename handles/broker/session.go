@@ -137,13 +137,11 @@ func (s *session) handle(ctx context.Context, r *request) error {
 		err = s.b.books.hold(op, s.h, r.key)
 		s.b.mu.Unlock()
 	case wire.BrokerRelease:
+		s.b.unpublish(s.h, r.key)
 		s.b.change(func() []*object { return s.b.books.release(s.h, r.key) })
 	case wire.BrokerRemove:
 		if _, err = s.may(op, r.name, publish.WriteAccess); err == nil {
-			s.b.change(func() (gone []*object) {
-				gone, err = s.b.books.remove(op, r.name, r.version)
-				return gone
-			})
+			err = s.b.remove(op, r.name, r.version)
 		}
 	}
 	if why := s.b.ending(); why != nil {
@@ -293,19 +291,54 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if err := b.remember(s); err != nil {
 		return nil, err
 	}
-	b.mu.Lock()
-	of := record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Watched: b.present[s.h].remembered, Since: time.Now()}
-	var o *object
-	if b.present[holder(r.key)] != nil {
-		b.mu.Unlock()
-		return nil, errs.Violation("a key that is the number of a client")
+	o, of, g, err := s.enter(op, r, sizes, may.Quota)
+	if err != nil || g != nil {
+		return g, err
 	}
+	err = s.make(op, d, o, of, int(r.bytes))
+	if of.State == kept {
+		b.publishing.Lock()
+		defer b.publishing.Unlock()
+		if err == nil && o.Free { // its client gave it back meanwhile
+			err = b.keep(o.key, o.record)
+		}
+	}
+	b.change(func() (gone []*object) {
+		o.making = false
+		switch {
+		case err != nil:
+			return b.books.discard(o)
+		case o.State == ended:
+			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, whose client has gone", r.name), "create another")
+			return []*object{o}
+		case o.Free: // another may publish the memory
+			err = errs.Peer(op, ErrLost, fmt.Sprintf("memory of publication %q, whose client has gone", r.name), "ask again")
+			return nil
+		}
+		g = s.grantLocked(o)
+		return nil
+	})
+	return g, err
+}
+
+// enter enters an object that the client writes, or memory that it publishes, into the books. Its memory is to be
+// made, with the record, or there is a grant: of what another client published, or this one that asks again.
+func (s *session) enter(op string, r *request, sizes []int, q Quota) (o *object, of record, g *grant, err error) {
+	b := s.b
 	if r.kind == wire.BrokerKeep {
-		o, err = b.books.keep(op, r, of, sizes, may.Quota)
-	} else {
-		o, err = b.books.create(op, r.key, of, sizes, r.alone, may.Quota)
+		b.publishing.Lock()
+		defer b.publishing.Unlock()
 	}
-	var g *grant
+	b.mu.Lock()
+	of = record{Name: strings.Clone(r.name), Ephemeral: r.ephemeral, Writer: s.h, PID: s.of.PID, UID: s.of.UID, Watched: b.present[s.h].process != nil, Since: time.Now()}
+	switch {
+	case b.present[holder(r.key)] != nil:
+		err = errs.Violation("a key that is the number of a client")
+	case r.kind == wire.BrokerKeep:
+		o, err = b.books.keep(op, r, of, sizes, q)
+	default:
+		o, err = b.books.create(op, r.key, of, sizes, r.alone, q)
+	}
 	switch {
 	case err != nil:
 	case o.files != nil: // the client did not learn that it has it, or takes it over
@@ -322,29 +355,10 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if g != nil && of.State == kept { // another process publishes it now
 		if err = b.keep(o.key, of); err != nil {
 			b.unuse(g.files)
-			return nil, err
+			return nil, of, nil, err
 		}
 	}
-	if err != nil || g != nil {
-		return g, err
-	}
-	err = s.make(op, d, o, of, int(r.bytes))
-	b.change(func() (gone []*object) {
-		o.making = false
-		switch {
-		case err != nil:
-			return b.books.discard(o)
-		case o.State == ended:
-			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, whose client has gone", r.name), "create another")
-			return []*object{o}
-		case len(o.holders) == 0: // it has gone, and another may publish the memory
-			err = errs.Peer(op, ErrLost, fmt.Sprintf("memory of publication %q, whose client has gone", r.name), "ask again")
-			return nil
-		}
-		g = s.grantLocked(o)
-		return nil
-	})
-	return g, err
+	return o, of, g, err
 }
 
 // make makes the memory of an object with a record, and has the keeper keep it.
