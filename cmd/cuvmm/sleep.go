@@ -17,9 +17,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect/serve"
 	"github.com/cuvmm/cuvmm/internal/checkpoint"
-	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 const sleepUsage = `usage: cuvmm sleep [flags] PID
@@ -162,42 +162,46 @@ func carryOut(args []string, out io.Writer, h host) (err error) {
 	defer func() { err = errors.Join(err, sys.Close()) }()
 	p := checkpoint.Of(sys, pid)
 	switch {
-	case args[0] == "wake" && len(sockets) == 0:
-		if err := p.Wake(); err != nil {
-			return err
-		}
-		fmt.Fprintf(plain{out}, "process %d is awake\n", pid)
-		return nil
-	case args[0] == "sleep unprepared" && len(sockets) == 0:
-		if err := p.Sleep(timeout); err != nil {
-			return err
-		}
-		fmt.Fprintf(plain{out}, "process %d sleeps: the driver took what it had\n"+needsRoom, pid, pid)
-		return nil
-	case len(sockets) != 1:
-		return fmt.Errorf("process %d offers %s to this user: have it call serve.OfferSleep, once", pid, errs.Count(len(sockets), "socket"))
+	case len(sockets) > 1:
+		return fmt.Errorf("process %d offers %d sockets to this user: have it call serve.OfferSleep once, and serve.Offer not at all", pid, len(sockets))
 	case args[0] == "wake":
-		return wake(ctx, out, sockets[0], p)
+		return wake(ctx, out, sockets, p, pid)
+	case len(sockets) == 1:
+		blockers, err := sockets[0].Prepare(ctx)
+		if err == nil && len(blockers) == 0 {
+			return sleep(ctx, out, sockets[0], p, timeout)
+		}
+		if !errors.Is(err, cuda.ErrNotSupported) {
+			return stays(pid, err, blockers)
+		}
 	}
-	return sleep(ctx, out, sockets[0], p, timeout)
+	if args[0] == "sleep" {
+		return fmt.Errorf("process %d has not called serve.OfferSleep: have it do that in place of serve.Offer, or add -unprepared, with which nothing checks what would be lost", pid)
+	}
+	if err := p.Sleep(timeout); err != nil {
+		return err
+	}
+	fmt.Fprintf(plain{out}, "process %d sleeps: the driver took what it had\n"+needsRoom, pid, pid)
+	return nil
 }
 
-// sleep lets the process suspend its memory only when the driver has found that its work ends:
-// to suspend waits for that, too, and without an end.
-func sleep(ctx context.Context, out io.Writer, socket serve.Socket, p checkpoint.Process, timeout time.Duration) error {
-	all, err := socket.Prepare(ctx)
+// stays says why a process was not prepared.
+func stays(pid int, err error, blockers []serve.Blocker) error {
 	if err != nil {
 		return err
 	}
-	if len(all) > 0 {
-		text := fmt.Sprintf("process %d stays awake, because it has", socket.PID)
-		for _, b := range all {
-			text += fmt.Sprintf("\n  %s: %s", b.What, b.Remedy)
-		}
-		return errors.New(text)
+	text := fmt.Sprintf("process %d stays awake, because it has", pid)
+	for _, b := range blockers {
+		text += fmt.Sprintf("\n  %s: %s", b.What, b.Remedy)
 	}
-	var given int
-	if err = p.Settle(timeout); err == nil {
+	return errors.New(text)
+}
+
+// sleep lets the process, which is prepared, suspend its memory only when the driver has found
+// that its work ends: to suspend waits for that, too, and without an end.
+func sleep(ctx context.Context, out io.Writer, socket serve.Socket, p checkpoint.Process, timeout time.Duration) error {
+	given, err := 0, p.Settle(timeout)
+	if err == nil {
 		given, err = socket.Suspend(ctx)
 	}
 	if err == nil {
@@ -210,13 +214,15 @@ func sleep(ctx context.Context, out io.Writer, socket serve.Socket, p checkpoint
 	return nil
 }
 
-func wake(ctx context.Context, out io.Writer, socket serve.Socket, p checkpoint.Process) error {
+func wake(ctx context.Context, out io.Writer, sockets []serve.Socket, p checkpoint.Process, pid int) error {
 	if err := p.Wake(); err != nil {
 		return err
 	}
-	if err := socket.Wake(ctx); err != nil {
-		return fmt.Errorf("%w; process %d runs, and its memory is still suspended: make room, and wake it again", err, socket.PID)
+	for _, s := range sockets {
+		if err := s.Wake(ctx); err != nil && !errors.Is(err, cuda.ErrNotSupported) {
+			return fmt.Errorf("%w; process %d runs, and its memory is still suspended: make room, and wake it again", err, pid)
+		}
 	}
-	fmt.Fprintf(plain{out}, "process %d is awake\n", socket.PID)
+	fmt.Fprintf(plain{out}, "process %d is awake\n", pid)
 	return nil
 }

@@ -37,6 +37,7 @@ func init() { reexec.Register("sleeper", sleeperProcess) }
 const (
 	plainMemory = "memory"
 	hasNoSocket = "no socket"
+	hasMap      = "a socket for its map"
 	hasManaged  = "managed memory"
 	hasExport   = "an exported descriptor"
 	hasWait     = "a stream that waits"
@@ -85,8 +86,11 @@ func sleeperProcess(c *reexec.Child) (err error) {
 	defer func() { err = errors.Join(err, end()) }()
 	var woke atomic.Int64
 	offer := serve.OfferSleep
-	if c.Args[0] == hasNoSocket {
+	switch c.Args[0] {
+	case hasNoSocket:
 		offer = func(*cuda.System, serve.SleepOptions) (*serve.Offered, error) { return new(serve.Offered), nil }
+	case hasMap:
+		offer = func(sys *cuda.System, _ serve.SleepOptions) (*serve.Offered, error) { return serve.Offer(sys) }
 	}
 	o, err := offer(sys, serve.SleepOptions{
 		Before: func(context.Context) error {
@@ -230,7 +234,7 @@ func TestSleepAndWake(t *testing.T) {
 	require.Contains(t, s.runs(exitOK, "sleep"), fmt.Sprintf("process %d sleeps: it suspended ", s.pid))
 	require.Zero(t, s.taken())
 	s.runs(exitOK, "sleep") // sleeps already
-	require.Contains(t, s.runs(exitFailed, "map"), "sleeps since")
+	require.Contains(t, s.runs(exitFailed, "map"), "has slept since")
 	require.Equal(t, fmt.Sprintf("process %d is awake\n", s.pid), s.runs(exitOK, "wake"))
 	require.Equal(t, awake, s.taken())
 	s.runs(exitOK, "wake") // is awake already
@@ -271,19 +275,23 @@ func TestSleepToZeroOnAGPU(t *testing.T) {
 	s.c.Wait()
 }
 
-// A process that offers nothing is taken if that is demanded.
+// A process that offers nothing, or its map alone, is taken if that is demanded.
 func TestSleepUnprepared(t *testing.T) {
-	s := newSlumber(t, hasNoSocket)
-	awake := s.taken()
-	require.Contains(t, s.runs(exitFailed, "sleep"), "offers 0 sockets to this user")
-	require.Equal(t, awake, s.taken())
-	require.Contains(t, s.runs(exitOK, "sleep", "-unprepared"), "sleeps: the driver took what it had")
-	require.Zero(t, s.taken())
-	s.runs(exitOK, "wake")
-	require.Equal(t, awake, s.taken())
-	s.c.Send(true)
-	s.woke(0)
-	s.c.Wait()
+	for _, kind := range []string{hasNoSocket, hasMap} {
+		t.Run(kind, func(t *testing.T) {
+			s := newSlumber(t, kind)
+			awake := s.taken()
+			require.Contains(t, s.runs(exitFailed, "sleep"), "has not called serve.OfferSleep: have it do that in place of serve.Offer, or add -unprepared")
+			require.Equal(t, awake, s.taken())
+			require.Contains(t, s.runs(exitOK, "sleep", "-unprepared"), "sleeps: the driver took what it had")
+			require.Zero(t, s.taken())
+			require.Equal(t, fmt.Sprintf("process %d is awake\n", s.pid), s.runs(exitOK, "wake"))
+			require.Equal(t, awake, s.taken())
+			s.c.Send(true)
+			s.woke(0)
+			s.c.Wait()
+		})
+	}
 }
 
 // What keeps a process awake is named with a remedy, and changes nothing.
@@ -379,8 +387,8 @@ func TestSleepIsRefusedToOthers(t *testing.T) {
 		{[]string{"sleep", "-driver", "x", "1"}, exitUsage, `-driver "x"`},
 		{[]string{"sleep", "2147483647"}, exitFailed, "there is no process 2147483647: cuvmm top lists those that offer a socket"},
 		{[]string{"wake", "2147483647"}, exitFailed, "there is no process 2147483647"},
-		{[]string{"sleep", "1"}, exitFailed, "process 1 offers 0 sockets to this user: have it call serve.OfferSleep, once"},
-		{[]string{"sleep", strconv.Itoa(os.Getpid())}, exitFailed, "only GET, unless the program has called serve.OfferSleep"},
+		{[]string{"sleep", "1"}, exitFailed, "process 1 has not called serve.OfferSleep"},
+		{[]string{"sleep", strconv.Itoa(os.Getpid())}, exitFailed, "has not called serve.OfferSleep: have it do that"},
 	} {
 		var out, complaints bytes.Buffer
 		require.Equal(t, c.code, run(c.args, &out, &complaints, h), complaints.String())

@@ -43,7 +43,7 @@ func Handler(sys *cuda.System) http.Handler {
 		f, known := forms[name]
 		switch {
 		case r.Method == http.MethodPost && !known:
-			http.Error(w, "only GET, unless the program has called serve.OfferSleep", http.StatusNotFound)
+			http.Error(w, "only GET: the program has not called serve.OfferSleep", http.StatusNotFound)
 			return
 		case !known:
 			http.NotFound(w, r)

@@ -277,7 +277,7 @@ func (s *sleeper) handler() http.Handler {
 			_ = json.NewEncoder(w).Encode(result) // an error means that the client is gone
 		case state == suspended:
 			// A snapshot asks the driver, whose calls may wait until the process is back.
-			http.Error(w, fmt.Sprintf("the process sleeps since %s: cuvmm wake", since.Format(time.TimeOnly)), http.StatusServiceUnavailable)
+			http.Error(w, fmt.Sprintf("the process has slept since %s: wake it with cuvmm wake", since.Format(time.TimeOnly)), http.StatusServiceUnavailable)
 		default:
 			shown.ServeHTTP(w, r)
 		}
@@ -285,7 +285,8 @@ func (s *sleeper) handler() http.Handler {
 }
 
 // Prepare asks a process that called [OfferSleep] to stop its work on the GPU. It returns what
-// keeps the process awake; then the process goes on. Otherwise Suspend is next, or Wake.
+// keeps the process awake; then the process goes on. Otherwise Suspend is next, or Wake. Of a
+// process that called [Offer] all three return cuda.ErrNotSupported.
 func (s Socket) Prepare(ctx context.Context) (all []Blocker, err error) {
 	err = s.request(ctx, "serve.Socket.Prepare", "prepare", &all)
 	return all, err

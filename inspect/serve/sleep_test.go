@@ -79,7 +79,7 @@ func TestTheStepsToSleep(t *testing.T) {
 		asleep, _ := m.Memory(0)
 		require.Equal(t, before+4<<20, asleep)
 		_, err = socket.Summary(t.Context())
-		require.ErrorContains(t, err, "the process sleeps since")
+		require.ErrorContains(t, err, "the process has slept since")
 		require.NoError(t, socket.Wake(t.Context()))
 		awake, _ := m.Memory(0)
 		require.Equal(t, before, awake)
@@ -144,7 +144,8 @@ func TestOfferAloneDoesNotSleep(t *testing.T) {
 	found, err := serve.Find(t.Context())
 	require.NoError(t, err)
 	_, err = found[0].Prepare(t.Context())
-	require.ErrorContains(t, err, "unless the program has called serve.OfferSleep")
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.ErrorContains(t, err, "has not called serve.OfferSleep")
 }
 
 // fdOf is a descriptor to close.

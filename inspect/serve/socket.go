@@ -19,6 +19,7 @@ import (
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/environ"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/sock"
 )
 
@@ -219,6 +220,11 @@ func (s Socket) ask(ctx context.Context, op, method, name string) (body io.ReadC
 	response, err := transport.RoundTrip(request)
 	if err != nil {
 		return nil, fmt.Errorf("%s: process %d: %w", op, s.PID, err)
+	}
+	if method == http.MethodPost && response.StatusCode == http.StatusNotFound {
+		_ = response.Body.Close()
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("process %d has not called serve.OfferSleep", s.PID),
+			Hint: "have it do that in place of serve.Offer"})
 	}
 	if response.StatusCode != http.StatusOK {
 		why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // as far as it goes

@@ -41,7 +41,7 @@ func (p Process) unlock() driver.Result  { return p.sys.Drv.CheckpointProcessUnl
 // Settle finds out whether the process's work ends within the timeout: it locks the process and
 // unlocks it. No other call that is made here has a timeout.
 func (p Process) Settle(timeout time.Duration) error {
-	const op = "cuvmm sleep"
+	const op = "sleep"
 	state, err := p.state(op)
 	if err != nil || state == driver.ProcessCheckpointed {
 		return err
@@ -55,7 +55,7 @@ func (p Process) Settle(timeout time.Duration) error {
 // Sleep takes the process off the GPU. After an error the process runs on, or the error says
 // what it is.
 func (p Process) Sleep(timeout time.Duration) error {
-	const op = "cuvmm sleep"
+	const op = "sleep"
 	state, err := p.state(op)
 	if err != nil || state == driver.ProcessCheckpointed {
 		return err
@@ -90,7 +90,7 @@ func (p Process) lock(op string, state driver.ProcessState, timeout time.Duratio
 // Wake puts the process back, from whatever state it is in. A process whose restore fails is
 // lost.
 func (p Process) Wake() error {
-	const op = "cuvmm wake"
+	const op = "wake"
 	state, err := p.state(op)
 	for err == nil && state != driver.ProcessRunning {
 		s, ok := waking[state]
