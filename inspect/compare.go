@@ -17,7 +17,8 @@ type Use struct {
 	Count int `json:"count"`
 }
 
-// Uses returns the uses of the memory of buffers and pools, the largest first.
+// Uses returns the uses of the memory of buffers, sparse ranges and pools, the largest first.
+// Memory that several buffers or ranges share counts in each.
 func (s Snapshot) Uses() []Use {
 	sums := map[string]*Use{}
 	add := func(name string, bytes int) {
@@ -31,6 +32,9 @@ func (s Snapshot) Uses() []Use {
 	}
 	for _, b := range s.Buffers {
 		add(cmp.Or(b.Tag, b.Name, s.creator(b.Stack, "buffers")), b.Committed)
+	}
+	for _, x := range s.Sparse {
+		add(cmp.Or(x.Tag, x.Name, s.creator(x.Stack, "sparse ranges")), x.Mapped*x.Page)
 	}
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {
@@ -101,6 +105,9 @@ func (p Pool) Title() string {
 	return fmt.Sprintf("pool %d%s on device %d", p.Serial, quoted(p.Name), p.Device)
 }
 
+// Title is "pages" with the source's name: pages "kv".
+func (s Source) Title() string { return "pages" + quoted(s.Name) }
+
 // quoted returns a space and the name in quotes, or "" for no name.
 func quoted(name string) string {
 	if name == "" {
@@ -109,7 +116,7 @@ func quoted(name string) string {
 	return fmt.Sprintf(" %q", name)
 }
 
-// Holder describes the owner of a reservation, such as "buffer" or "pool 1 on device 0",
+// Holder describes the owner of a reservation, such as "buffer", "sparse range" or "pool 1 on device 0",
 // with its name if it has one. It is "" for a reservation that the program maps itself.
 func (s Snapshot) Holder(r Reservation) string {
 	within := func(p Address) bool { return p >= r.Ptr && p < r.Ptr+Address(r.Bytes) }
@@ -132,6 +139,11 @@ func (s Snapshot) Holder(r Reservation) string {
 			return holder + ", imported"
 		}
 		return holder
+	}
+	for _, x := range s.Sparse {
+		if x.Ptr == r.Ptr {
+			return "sparse range" + quoted(x.Name)
+		}
 	}
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {

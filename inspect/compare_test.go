@@ -22,6 +22,8 @@ func TestUsesAndTheirChanges(t *testing.T) {
 	after := used(inspect.Block{Requested: 5, Tag: "kv"}, inspect.Block{Requested: 20, Tag: "kv"}, inspect.Block{Requested: 6}, inspect.Block{Requested: 1})
 	require.Equal(t, []inspect.Use{{"main.cache (cache.go:7)", -100, -1}, {"kv", 20, 1}, {"blocks without a tag", 0, 1}}, inspect.Compare(before, after))
 	require.Empty(t, inspect.Compare(after, after))
+	after.Sparse = []inspect.Sparse{{Tag: "kv", Name: "a", Page: 8, Mapped: 3}, {Name: "b", Page: 8, Mapped: 2}}
+	require.Equal(t, []inspect.Use{{"kv", 24, 1}, {"b", 16, 1}}, inspect.Compare(used(inspect.Block{Requested: 5, Tag: "kv"}, inspect.Block{Requested: 20, Tag: "kv"}, inspect.Block{Requested: 6}, inspect.Block{Requested: 1}), after))
 }
 
 func TestHolder(t *testing.T) {
@@ -41,6 +43,7 @@ func TestHoldersHaveNames(t *testing.T) {
 	r := inspect.Reservation{Ptr: 1 << 30, Bytes: 1 << 21}
 	pool := inspect.Pool{Serial: 3, Device: 1, Segments: []inspect.Segment{{Ptr: r.Ptr, Bytes: r.Bytes}}}
 	for want, s := range map[string]inspect.Snapshot{
+		`sparse range "a"`:                     {Sparse: []inspect.Sparse{{Ptr: r.Ptr, Name: "a"}}},
 		`buffer "a", imported`:                 {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a", Imported: true}}},
 		`buffer "a", published as "b"`:         {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a"}}, Publications: []inspect.Publication{{Name: "b", Ptr: r.Ptr}}},
 		`buffer "a", follows "b" of process 7`: {Buffers: []inspect.Buffer{{Ptr: r.Ptr, Name: "a"}}, Followers: []inspect.Follower{{Name: "b", Ptr: r.Ptr, PID: 7}}},

@@ -37,6 +37,9 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	s.Managed = []inspect.Managed{{Ptr: 1 << 41, Bytes: 64 << 20, Device: 1, Located: true, Resident: []inspect.Resident{{Bytes: 3 << 20, Location: "host"},
 		{Offset: 16 << 20, Bytes: 8 << 20, Location: "device 0"}, {Offset: 24 << 20, Bytes: 1 << 20, Location: "host"}}},
 		{Ptr: 1 << 42, Bytes: 4 << 20, Prefetched: "device 0"}, {Ptr: 1 << 43, Bytes: 4096}}
+	own := slices.IndexFunc(s.Reservations, func(r inspect.Reservation) bool { return s.Holder(r) == "" })
+	s.Sparse = []inspect.Sparse{{Ptr: s.Reservations[own].Ptr, Name: "request 7", Tag: "kv cache", Page: 1 << 20, Pages: 4, Mapped: 2, Spans: []inspect.Span{{First: 0, N: 1}, {First: 3, N: 1}}}}
+	s.Sources = []inspect.Source{{Name: "kv", Page: 2 << 20, Pages: 9, Used: 5}}
 	sizes := []int{0, 1, 1023, 1024, 1280, 1 << 20, 1<<20 + 51<<10, 99<<20 + 999<<10, 100<<20 + 512<<10, 1<<30 - 1, -5 << 18, 3<<40 + 7<<36, 1 << 52}
 
 	var file bytes.Buffer
@@ -70,6 +73,9 @@ func TestTerminalAndPageAgree(t *testing.T) {
 	require.Equal(t, s.Uses(), shown.Uses)
 	require.Equal(t, inspect.Compare(before, s), shown.Changes)
 	require.NotEmpty(t, shown.Changes)
+	require.Contains(t, text.String(), `  sparse range "request 7": `)
+	require.Contains(t, lines, `pages "kv": 5 of 9 pages of 2 MiB in use`)
+	require.Contains(t, shown.Pool, "10 MiB of 18 MiB")
 	p := s.Pools[0]
 	require.Contains(t, shown.Pool, size(p.Requested)+" of "+size(p.Reserved))
 	require.True(t, slices.ContainsFunc(lines, func(l string) bool {

@@ -136,16 +136,17 @@ func sourcesOf(ctx context.Context, names []string) (all []source, err error) {
 	case len(found) == 0:
 		return nil, errors.New("no process of this user offers its map: name a file or a URL, or have the program call serve.Offer")
 	case len(found) > 1:
-		return nil, fmt.Errorf("several processes offer their maps: name one of %v", pids(found))
+		return nil, fmt.Errorf("several processes offer their maps: name one of %s (cuvmm top says what they are)", pids(found))
 	}
 	return []source{ofProcess(found[0])}, nil
 }
 
-func pids(all []serve.Socket) (numbers []int) {
+func pids(all []serve.Socket) string {
+	var numbers []string
 	for _, s := range all {
-		numbers = append(numbers, s.PID)
+		numbers = append(numbers, strconv.Itoa(s.PID))
 	}
-	return numbers
+	return strings.Join(numbers, ", ")
 }
 
 func sourceOf(ctx context.Context, name string) (source, error) {
@@ -162,7 +163,7 @@ func sourceOf(ctx context.Context, name string) (source, error) {
 		if len(found) == 0 {
 			return nil, fmt.Errorf("process %d offers no map to this user, and no other does: have the program call serve.Offer, and run cuvmm as its user", pid)
 		}
-		return nil, fmt.Errorf("process %d offers no map to this user: the processes that do are %v", pid, pids(found))
+		return nil, fmt.Errorf("process %d offers no map to this user: name one of %s (cuvmm top says what they are)", pid, pids(found))
 	}
 	if strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://") {
 		return within(name, snapshotTimeout, func(ctx context.Context) (inspect.Snapshot, error) { return fetch(ctx, name) }), nil

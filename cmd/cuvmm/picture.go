@@ -120,6 +120,12 @@ func stretches(s inspect.Snapshot) map[inspect.Address][]stretch {
 	for _, b := range s.Buffers {
 		in[b.Ptr] = append(in[b.Ptr], stretch{bytes: b.Used})
 	}
+	for _, x := range s.Sparse {
+		in[x.Ptr] = []stretch{}
+		for _, sp := range x.Spans {
+			in[x.Ptr] = append(in[x.Ptr], stretch{from: sp.First * x.Page, bytes: sp.N * x.Page})
+		}
+	}
 	for _, p := range s.Pools {
 		for _, g := range p.Segments {
 			if r, known := of(g.Ptr); known {
@@ -341,6 +347,9 @@ func (p picture) tables(s inspect.Snapshot) {
 	fmt.Fprintln(p.out)
 	for _, q := range s.Pools {
 		fmt.Fprintf(p.out, "%s: %s in %d blocks, %s reserved, %s at most\n", q.Title(), size(q.Requested), q.Blocks, size(q.Reserved), size(q.Peak))
+	}
+	for _, q := range s.Sources {
+		fmt.Fprintf(p.out, "%s: %d of %s of %s in use\n", q.Title(), q.Used, errs.Count(q.Pages, "page"), size(q.Page))
 	}
 	for _, q := range s.Publications {
 		fmt.Fprintf(p.out, "publishes %q: %s to %d followers, %s pinned by them%s\n", q.Name, size(q.Bytes), len(q.Followers), size(q.Pinned), sleeps(q.Suspended))

@@ -1,6 +1,7 @@
 package page_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand"
 	"os"
@@ -11,10 +12,12 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/test/browser"
+	"github.com/cuvmm/cuvmm/managed"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/stretchr/testify/require"
@@ -45,7 +48,7 @@ func (p program) closing(c interface{ Close() error }) {
 func serving(t *testing.T) inspect.Snapshot {
 	t.Helper()
 	const gpu = 8 << 30
-	_, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: gpu}, {Memory: gpu}}})
+	_, sys := sim.Open(t, sim.Options{DriverVersion: 13040, Devices: []sim.DeviceOptions{{Memory: gpu}, {Memory: gpu}}})
 	p := program{T: t, sys: sys, dev: sys.Devices(), rand: rand.New(rand.NewSource(7))}
 	for _, d := range p.dev {
 		s, err := d.NewStream(cuda.StreamOptions{})
@@ -56,7 +59,11 @@ func serving(t *testing.T) inspect.Snapshot {
 	p.sequences()
 	p.weights()
 	p.pools()
+	p.pages()
+	p.objects()
+	p.managed()
 	p.ranges()
+	p.asleep()
 	s, err := inspect.Take(sys)
 	p.must(err)
 	require.Len(t, s.Reservations, 40)
@@ -80,7 +87,7 @@ func (p program) sequences() {
 	p.closing(prompt)
 	const length = 11 * mib
 	p.must(prompt.Resize(p.stream[0], length))
-	for range 24 {
+	for range 16 {
 		s, err := prompt.Fork(p.stream[0], length, vmm.ForkOptions{})
 		p.must(err)
 		p.closing(s)
@@ -149,10 +156,80 @@ func (p program) pools() {
 	}
 }
 
+// pages makes two sequences with holes, whose first pages are one memory.
+func (p program) pages() {
+	pages, err := vmm.NewPages(p.dev[0], vmm.PagesOptions{Name: "kv"})
+	p.must(err)
+	p.closing(pages)
+	var first *vmm.Sparse
+	for i := range 2 {
+		s, err := vmm.NewSparse(p.dev[0], vmm.SparseOptions{Pages: pages, Reserve: 256 * mib, Name: fmt.Sprint("request ", i), Tag: "kv cache"})
+		p.must(err)
+		p.closing(s)
+		if i == 0 {
+			first = s
+			p.must(s.Map(p.Context(), p.stream[0], vmm.Span{N: 6}, vmm.Span{First: 40, N: 9}, vmm.Span{First: 80, N: 1}))
+			continue
+		}
+		p.must(s.Share(p.Context(), first, 0, vmm.Span{N: 6}))
+		p.must(s.Map(p.Context(), p.stream[0], vmm.Span{First: 8, N: 20}))
+	}
+}
+
+// objects has a broker, and a client of it that has an object mapped.
+func (p program) objects() {
+	socket, err := peer.Listen(filepath.Join(p.TempDir(), "own"), "broker", peer.Options{})
+	p.must(err)
+	b, err := broker.New(p.Context(), p.sys, broker.Options{})
+	p.must(err)
+	served := make(chan error, 1)
+	ctx, stop := context.WithCancel(context.Background())
+	go func() { served <- b.Serve(ctx, socket) }()
+	client, err := broker.Dial(ctx, socket.Path(), broker.DialOptions{})
+	p.must(err)
+	w, err := client.Create(ctx, p.dev[1], "adapter", broker.CreateOptions{Bytes: 24 * mib})
+	p.must(err)
+	object, err := w.Commit(ctx, nil)
+	p.must(err)
+	p.Cleanup(func() {
+		p.must(object.Close())
+		p.must(client.Close())
+		stop()
+		<-served
+		p.must(b.Close())
+		p.must(socket.Close())
+	})
+}
+
+// managed makes managed memory: half of it on a device, a quarter on the host.
+func (p program) managed() {
+	m, err := managed.New(p.dev[1], 96*mib, managed.Options{})
+	p.must(err)
+	p.closing(m)
+	for to, part := range map[cuda.Location][2]int{cuda.OnDevice(1): {0, 48 * mib}, cuda.OnHost(): {48 * mib, 72 * mib}} {
+		r, err := m.Slice(part[0], part[1])
+		p.must(err)
+		p.must(r.Prefetch(nil, to))
+	}
+}
+
+// asleep suspends two arrays.
+func (p program) asleep() {
+	for range 2 {
+		a, err := vmm.NewArray[byte](p.dev[1], vmm.BufferOptions{Reserve: 128 * mib, Name: "tenant b", Tag: "tenant b"})
+		p.must(err)
+		p.closing(a)
+		p.must(a.Resize(p.stream[1], 60*mib))
+	}
+	z, err := vmm.Suspend(p.Context(), vmm.SuspendOptions{}, vmm.Tagged(p.sys, "tenant b")...)
+	p.must(err)
+	p.Cleanup(func() { p.must(z.Resume(context.Background())) })
+}
+
 // ranges reserves ranges that the program maps itself, some memory twice.
 func (p program) ranges() {
 	for i := 0; ; i++ {
-		if p.sys.Stats().Reservations == 40 {
+		if p.sys.Stats().Reservations == 38 {
 			return
 		}
 		d := p.dev[i%2]
@@ -188,7 +265,7 @@ func TestLookAtThePage(t *testing.T) {
 	}{
 		"one": {[]inspect.Snapshot{regions(1)}, ""}, "15": {[]inspect.Snapshot{regions(15)}, ""}, "100": {[]inspect.Snapshot{regions(100)}, ""},
 		"10000": {[]inspect.Snapshot{regions(10_000)}, ""}, "forty": {[]inspect.Snapshot{served}, choose}, "two": {[]inspect.Snapshot{first, second}, ""},
-		"none": {[]inspect.Snapshot{snapshot()}, ""}, "folded": {[]inspect.Snapshot{served}, "toggleAll();"}, "blocks": {[]inspect.Snapshot{many(100_000)}, ""},
+		"none": {[]inspect.Snapshot{snapshot()}, ""}, "folded": {[]inspect.Snapshot{served}, "toggleAll();"}, "end": {[]inspect.Snapshot{served}, "scrollTo_(1e9);"}, "blocks": {[]inspect.Snapshot{many(100_000)}, ""},
 	} {
 		text := written(t, c.snapshots...)
 		require.NoError(t, os.WriteFile(filepath.Join(to, name+".html"), []byte(text), 0o600))

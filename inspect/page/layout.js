@@ -6,7 +6,7 @@ const leastRow = 1024; // bytes of a row
 
 // groupings are what regions are grouped by.
 const groupings = { kind: r => r.kind, tag: r => r.tag || "no tag", device: r => r.device };
-const kinds = ["published buffers", "imported buffers", "pools", "buffers", "reservations", "managed memory"];
+const kinds = ["published buffers", "imported buffers", "pools", "buffers", "sparse ranges", "reservations", "managed memory"];
 
 // states has how each group is shown: open or folded, the bytes of a row that fit, and the
 // factor that the user zooms by. It outlives the models of a live page.

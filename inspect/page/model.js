@@ -94,6 +94,13 @@ function addSnapshot(model, s, side) {
     if (b.used) merge(model, r, r.blocks, () => "used", { o: 0, n: b.used, kind: "used", tag: b.tag, stack: stackText(b.stack) }, side);
     if (b.committed > b.used) merge(model, r, r.blocks, () => "unused", { o: b.used, n: b.committed - b.used, kind: "unused", stack: stackText(b.stack) }, side);
   }
+  for (const x of s.sparse || []) {
+    const r = regionAt(model, BigInt(x.ptr));
+    if (!r) continue;
+    Object.assign(r, { sparse: x, device: "device " + x.device, holder: "sparse range" + quoted(x.name), kind: "sparse ranges", title: x.name, tag: x.tag });
+    for (const { first, n } of x.spans || [])
+      merge(model, r, r.blocks, () => "p" + first + ":" + n, { o: first * x.page, n: n * x.page, kind: "pages", tag: x.tag, stack: stackText(x.stack) }, side);
+  }
   for (const p of s.pools || []) for (const g of p.segments || []) {
     const ptr = BigInt(g.ptr), r = regionAt(model, ptr);
     if (!r) continue;
@@ -184,7 +191,7 @@ function addHistory(model, s) {
 function finishRegion(r) {
   r.index = null;
   for (const list of [r.mappings, r.blocks, r.past]) order(list);
-  r.plain = !r.buffer && !r.pool; // the program maps it itself, and uses what it maps
+  r.plain = !r.buffer && !r.pool && !r.sparse; // the program maps it itself, and uses what it maps
   r.holder ||= "reservation";
   r.kind ||= "reservations";
   r.shared = r.mappings.some(m => m.flags);
@@ -285,7 +292,7 @@ function sums(model, key, side) {
   return [...all].sort((a, b) => b[1] - a[1]).map(([k]) => k);
 }
 
-// uses returns the uses of the memory of buffers and pools, as inspect.Snapshot.Uses does:
+// uses returns the uses of the memory of buffers, sparse ranges and pools, as inspect.Snapshot.Uses does:
 // the largest first, each with the address of one of them.
 function uses(s) {
   const all = new Map(), stacks = s.stacks || [];
@@ -296,6 +303,7 @@ function uses(s) {
     all.set(name, u);
   };
   for (const b of s.buffers || []) add(b.tag || b.name || creator(stacks[b.stack - 1]) || "buffers", b.committed, () => BigInt(b.ptr));
+  for (const x of s.sparse || []) add(x.tag || x.name || creator(stacks[x.stack - 1]) || "sparse ranges", x.mapped * x.page, () => BigInt(x.ptr));
   for (const p of s.pools || []) for (const g of p.segments || []) for (const b of g.blocks || [])
     if (!b.waiting) add(b.tag || creator(stacks[b.stack - 1]) || "blocks without a tag", b.requested || 0, () => BigInt(g.ptr) + BigInt(b.offset));
   return sortUses([...all.values()]);

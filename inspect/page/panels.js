@@ -7,7 +7,7 @@ function element(tag, text, attributes) {
   return e;
 }
 
-const itemNames = { block: "block", waiting: "block, freed and waiting", mapping: "mapping", used: "buffer, bytes in use", unused: "buffer, memory not in use", region: "range", resident: "managed memory" };
+const itemNames = { block: "block", waiting: "block, freed and waiting", mapping: "mapping", used: "buffer, bytes in use", unused: "buffer, memory not in use", region: "range", resident: "managed memory", pages: "pages in use" };
 
 // detail shows an item of a region, or nothing.
 function detail(b, r) {
@@ -129,6 +129,8 @@ function lists() {
   if (model.two) table("changes", changes(...model.snapshots).map(u => [u.name, (u.bytes > 0 ? "+" : "") + sizeText(u.bytes), u.ptr]));
   table("pools", (s.pools || []).map(p => [poolTitle(p) + ": " + count(p.blocks, "block"), sizeText(p.requested) + " of " + sizeText(p.reserved), undefined,
     meter(p.reserved, [[p.requested, colors.live]])]));
+  table("sources of pages", (s.sources || []).map(x => ["pages" + quoted(x.name) + ": " + x.used + " of " + count(x.pages, "page") + " in use", sizeText(x.used * x.page) + " of " + sizeText(x.pages * x.page), undefined,
+    meter(x.pages, [[x.used, colors.live]])]));
   table("publications", (s.publications || []).flatMap(p => [["“" + p.name + "”, " + count((p.followers || []).length, "follower") + (p.suspended ? ", sleeps" : ""), sizeText(p.bytes) + (p.pinned ? " + " + sizeText(p.pinned) + " pinned" : ""), () => BigInt(p.ptr)],
     ...(p.followers || []).map(f => ["· process " + (f.pid || "?") + (f.refused ? ": " + f.refused : ""), f.pinned ? sizeText(f.pinned) + " pinned" : ""])]));
   table("follows", (s.followers || []).map(f => ["“" + f.name + "” of process " + (f.pid || "?") + (f.suspended ? ", sleeps" : "") + (f.stuck ? ": " + f.stuck : ""), sizeText(f.bytes), () => BigInt(f.ptr)]));

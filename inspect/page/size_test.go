@@ -140,6 +140,24 @@ func TestWhoSleepsInABrowser(t *testing.T) {
 		`"drawn " + used.has(colors.asleep) + ";described " + describe(r).includes(" suspended") + ";" + [...document.querySelectorAll("#lists tr")].map(r => r.firstChild.textContent).filter(t => t.startsWith("“")).join(";")`, s))
 }
 
+// Sparse ranges are a group, with their names and tags; their pages are in use, and freed ones,
+// which are mapped yet, are not.
+func TestSparseRangesInABrowser(t *testing.T) {
+	s := inspect.Snapshot{Reservations: []inspect.Reservation{{Ptr: 1 << 40, Bytes: 64 * mib}},
+		Sparse:  []inspect.Sparse{{Ptr: 1 << 40, Name: "request 7", Tag: "kv cache", Page: 2 * mib, Pages: 32, Mapped: 3, Freed: 1, Spans: []inspect.Span{{First: 0, N: 2}, {First: 20, N: 1}}}},
+		Sources: []inspect.Source{{Name: "kv", Page: 2 * mib, Pages: 4, Used: 3, Waiting: 1}}}
+	for i, at := range []int{0, 2, 30, 40} {
+		s.Memory = append(s.Memory, inspect.Memory{ID: uint64(i + 1), Bytes: 2 * mib, Location: "device 0", Mappings: 1})
+		s.Reservations[0].Mappings = append(s.Reservations[0].Mappings, inspect.Mapping{Offset: at * mib, Bytes: 2 * mib, Memory: uint64(i + 1)})
+	}
+	require.Equal(t, `sparse ranges|request 7|kv cache|sparse range "request 7": 8 MiB mapped of 64 MiB;kv cache,kv cache,mapped,kv cache;pages in use|mapping;pages "kv": 3 of 4 pages in use`, browse(t, `
+		const r = model.regions[0], shown = o => { select(itemAt(r, o, null), r, true); return document.querySelector("#detail h2").textContent; };
+		const what = color => nameColor("kv cache") === color ? "kv cache" : Object.keys(colors).find(k => colors[k] === color);
+		const pixel = o => { const d = displayed(r, o), s = window.devicePixelRatio || 1, x = left + d % r.perRow / r.perRow * barWidth(), y = r.y - top_ + head + Math.floor(d / r.perRow) * rowHeight + 5;
+			const [red, green, blue] = context.getImageData((x + 2) * s, y * s, 1, 1).data; return what("#" + [red, green, blue].map(c => c.toString(16).padStart(2, "0")).join("")); };
+		draw();`+finish+`[r.group.key, r.title, r.tag, describe(r)].join("|") + ";" + [0, 2 << 20, 30 << 20, 40 << 20].map(pixel) + ";" + shown(5) + "|" + shown(30 << 20) + ";" + [...document.querySelectorAll("#lists td")].map(d => d.textContent).find(text => text.startsWith("pages"))`, s))
+}
+
 // Managed memory is drawn by where its pages are, and like memory that nothing uses if the driver
 // cannot tell; what is selected says it in words.
 func TestManagedMemoryInABrowser(t *testing.T) {

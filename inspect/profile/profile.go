@@ -94,9 +94,13 @@ func (b *builder) add(k key, objects, space, count, bytes int) {
 func (b *builder) inUse(k key, bytes int) { b.add(k, inuseObjects, inuseSpace, 1, bytes) }
 
 func (b *builder) collect() {
-	counted := map[uint64]bool{} // memory that a buffer or a pool accounts for
+	counted := map[uint64]bool{}         // memory that a buffer or a pool accounts for
+	sparse := map[inspect.Address]bool{} // whose pages are memory of their source
+	for _, x := range b.s.Sparse {
+		sparse[x.Ptr] = true
+	}
 	for _, r := range b.s.Reservations {
-		if b.s.Holder(r) != "" {
+		if !sparse[r.Ptr] && b.s.Holder(r) != "" {
 			for _, m := range r.Mappings {
 				counted[m.Memory] = true
 			}

@@ -46,12 +46,14 @@ func tokenOf(sequence, at int) (t token) {
 
 func run(e *app.Env) (err error) {
 	length := e.Flags.Int("prompt", 20_000, "the prompt's length in `tokens`")
-	stay := e.Flags.Duration("stay", 0, "how much `time` to keep the sequences, for cuvmm map")
+	stay := e.Flags.Duration("stay", 0, "how much `time` to keep the sequences, in which cuvmm map can show them")
 	if err := e.Open(); err != nil {
 		return err
 	}
-	if err := e.Offer(); err != nil {
-		return err
+	if *stay > 0 {
+		if err := e.Offer(); err != nil {
+			return err
+		}
 	}
 	if *length < 1 || *length > 1<<20 {
 		return app.Usagef("-prompt %d: use 1 to %d", *length, 1<<20)
@@ -61,7 +63,7 @@ func run(e *app.Env) (err error) {
 		return err
 	}
 	defer app.Close(stream, &err)
-	prompt, err := vmm.NewArray[token](e.Device, vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib)})
+	prompt, err := vmm.NewArray[token](e.Device, vmm.BufferOptions{Chunks: vmm.FixedChunks(2 * mib), Name: "tokens"})
 	if err != nil {
 		return err
 	}

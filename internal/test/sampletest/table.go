@@ -224,7 +224,7 @@ var table = map[string]row{
 					"gave back 2 MiB", "verified   every sequence"}},
 			{args: []string{"-prompt", "1"}, on: &sim.Options{}},
 			{args: []string{"-prompt", "4096"}, on: &sim.Options{}},
-			{args: []string{"-prompt", "4097"}, on: &sim.Options{}},
+			{args: []string{"-prompt", "4097", "-stay", "1ms"}, on: &sim.Options{}},
 			{args: []string{"-driver", "sim", "-prompt", "0"}, fails: "use 1 to"},
 			{args: []string{"-driver", "sim", "-prompt", "9999999"}, fails: "use 1 to"},
 		},
