@@ -18,17 +18,18 @@ from .array import Array
 from .broker import Broker, Object, ObjectListing, Writer, attach, connect_broker, writer
 from .client import Client, Listing, connect
 from .errors import (AccessError, ArgumentError, CapacityError, ChangedError, ClosedError, DigestError, DriverError, EndedError, Error, ExcludedError, ExistsError, FilesError, ForkedError, FormatError, GoneError,
-                     InUseError, IncompleteError, LostError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SupersededError, SuspendedError,
+                     InUseError, IncompleteError, LostError, MismatchError, MovedError, NotSupported, OutOfMemory, PeerError, ProtocolError, RefusedError, RewritingError, StalledError, SuspendedError,
                      TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, WritingError)
 from .follower import Follower
 from .imported import Channel, Imported, Message, dial, inherit, open_lease
-from .server import FollowerStats, Publication, Rewrite, Server, take_over
+from .kept import Kept
+from .server import FollowerStats, Publication, Rewrite, Server
 from .shared import Shared, empty, export
 from .weights import Shard, Tensor, Weights, load_file, manifest_of, tensors
 
 __all__ = ["AccessError", "ArgumentError", "Array", "Broker", "CapacityError", "ChangedError", "Channel", "Client", "ClosedError", "DigestError", "DriverError", "EndedError", "Error", "ExcludedError",
-           "ExistsError", "FilesError", "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Listing", "LostError",
+           "ExistsError", "FilesError", "Follower", "FollowerStats", "ForkedError", "FormatError", "GoneError", "Imported", "InUseError", "IncompleteError", "Kept", "Listing", "LostError",
            "MemoryInfo", "Message", "MismatchError", "MovedError", "NotSupported", "Object", "ObjectListing", "OutOfMemory", "PeerError", "ProtocolError", "Publication", "RefusedError",
-           "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError", "SupersededError", "SuspendedError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",
+           "Rewrite", "RewritingError", "Server", "Shard", "Shared", "StalledError", "SuspendedError", "Tensor", "TooLargeError", "UnfinishedError", "UnknownError", "WaitTimeout",
            "Weights", "WithdrawnError", "Writer", "WritingError", "attach", "connect", "connect_broker", "dial", "empty", "export", "inherit", "load_file", "manifest_of", "memory_info", "open_lease",
-           "take_over", "tensors", "writer"]
+           "tensors", "writer"]

@@ -90,11 +90,10 @@ class Conn(OfProcess):
     """
 
     def __init__(self, s: socket.socket, peer: Optional[Peer], timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = (),
-                 max_files: Optional[int] = None, process: Optional[File] = None, folder: Optional[File] = None) -> None:
+                 max_files: Optional[int] = None) -> None:
         s.setblocking(False)
         self._socket = s
         self.peer = peer
-        self._process, self.folder = process, folder  # the server's, where it is known
         self.timeout = timeout
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._state = threading.Lock()
@@ -296,11 +295,8 @@ class Conn(OfProcess):
 
     def close(self) -> None:
         """Ends the connection and every call that waits on it. Idempotent. In a child of fork it closes only the child's descriptors."""
-        files = [f for f in (self._process, self.folder) if f is not None]
         if self._forked:
             self._socket.close()
-            for f in files:
-                f.close()
             return
         with self._state:
             self._closed = True
@@ -310,9 +306,6 @@ class Conn(OfProcess):
                 self._in.discard()
                 self.discard()
             self._socket.close()
-        with self._state:
-            for f in files:
-                f.close()
 
     def hung_up(self) -> bool:
         """Whether the other end is closed, also while what it sent before is unread, or this one."""
@@ -323,34 +316,11 @@ class Conn(OfProcess):
             return True
         return bool(p.poll(0))
 
-    def process(self, undo: Undo) -> Optional[int]:
-        """Returns a new pidfd of the server, in ``undo``: it is readable once that process has ended. None if the kernel has none."""
-        with self._state:
-            if self._process is None or not self._process.live:
-                return None
-            f: File = undo.own(File())
-            return f.open(os.dup, self._process.number)
-
 
 def _most_files() -> int:
     """Returns how many descriptors a message may have by default: a quarter of this process's limit, but at least a batch of chunks."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return max(MAX_BATCH, min(limit // 4, _packet.MAX_FILES)) if limit != resource.RLIM_INFINITY else _packet.MAX_FILES
-
-
-def _open_process(pid: int) -> Optional[File]:
-    f = File()
-    try:
-        if pid > 0:
-            f.open(os.pidfd_open, pid)
-    except (AttributeError, OSError):  # an old kernel, or another pid namespace
-        pass
-    return f if f.live else None
-
-
-def await_end(process: int, timeout: Optional[float]) -> bool:
-    """Waits until a process has ended; False at the deadline."""
-    return _await(process, select.POLLIN, _deadline(timeout))
 
 
 def _peer(s: socket.socket) -> Peer:
@@ -397,14 +367,6 @@ def _owner(folder: File, path: str, own: bool, shared: bool = False) -> int:
     return s.st_uid
 
 
-def check_folder(folder: Optional[int], path: str) -> None:
-    """Refuses a socket whose path has another folder now than the open one."""
-    there = os.path.dirname(path)
-    now = _folder(there)
-    if folder is None or not os.path.sameopenfile(folder, now.number):
-        raise PeerError(f"folder {there!r} is another one than the server's", "leave the server's in its place: its processes agree there on who publishes")
-
-
 def absolute(path: str) -> str:
     """Returns the path of a socket, which stays the same when this process changes its folder."""
     text = os.fspath(path)
@@ -435,10 +397,11 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
     """
     path = absolute(path)
     until = time.monotonic() + _checked(timeout)
-    folder = _folder(os.path.dirname(path))
-    owner = _owner(folder, os.path.dirname(path), False, shared)
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+    folder = File()
     try:
+        folder = _folder(os.path.dirname(path))
+        owner = _owner(folder, os.path.dirname(path), False, shared)
         s.setblocking(False)
         _connect(s, folder.number, os.path.basename(path), path, until)
         peer = _peer(s)
@@ -449,8 +412,9 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
     except BaseException:
         s.close()
         raise
-    # Opened before the greeting: a process that greets afterwards was alive, so its pid was not reused.
-    c = Conn(s, peer, timeout, may_lose, max_files, _open_process(peer.pid), folder)
+    finally:
+        folder.close()
+    c = Conn(s, peer, timeout, may_lose, max_files)
     try:
         c.greet()
     except BaseException:
@@ -509,8 +473,8 @@ def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
 class Listener(OfProcess):
     """A socket in a private folder. ``accept`` waits for the next process of the same user."""
 
-    def __init__(self, path: str, timeout: float = TIMEOUT, folder: Optional[int] = None, undo: Optional[Undo] = None) -> None:
-        """``folder`` is a descriptor of the path's folder, where the caller has one, and ``undo`` the owner's."""
+    def __init__(self, path: str, timeout: float = TIMEOUT, undo: Optional[Undo] = None) -> None:
+        """``undo`` is the owner's."""
         self.path = absolute(path)
         self._name, self.timeout = os.path.basename(self.path), _checked(timeout)
         self._state = State.OPEN
@@ -524,13 +488,9 @@ class Listener(OfProcess):
             undo.own(self)
         try:
             self._stop, self._wake = socket.socketpair()
-            if folder is None:
-                self._folder: File = self._undo.own(_folder(os.path.dirname(self.path), True))
-            else:
-                self._folder = self._undo.own(File())
-                self._folder.open(os.dup, folder)
+            self._folder: File = self._undo.own(_folder(os.path.dirname(self.path), True))
             _owner(self._folder, os.path.dirname(self.path), True)
-            with self.locked():
+            with self._locked():
                 self._replace_stale()
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
                 self._socket.bind(f"/proc/self/fd/{self._folder.number}/{self._name}")
@@ -546,7 +506,7 @@ class Listener(OfProcess):
     def _give_back(self) -> None:
         """Removes the socket if it is this listener's, and closes everything."""
         if self._socket is not None and self._folder.live:
-            with contextlib.suppress(Error, OSError), self.locked():
+            with contextlib.suppress(Error, OSError), self._locked():
                 mine = self._entry or self._bound()
                 if mine is not None and self._look() == mine:
                     os.unlink(self._name, dir_fd=self._folder.number)
@@ -561,8 +521,8 @@ class Listener(OfProcess):
         return self._look() if self._socket is not None and self._socket.getsockname() else None
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[int]:
-        """The lock of the socket's folder, whose descriptor it yields. The threads of a process share that, so they take turns."""
+    def _locked(self) -> Iterator[None]:
+        """The lock of the socket's folder. The threads of a process share its descriptor, so they take turns."""
         until = time.monotonic() + self.timeout
         with self._locking:
             while True:
@@ -574,7 +534,7 @@ class Listener(OfProcess):
                         raise WaitTimeout(f"another process holds the lock of the folder of {self.path!r}", "end the process that holds it") from None
                     time.sleep(0.001)
             try:
-                yield self._folder.number
+                yield
             finally:
                 fcntl.flock(self._folder.number, fcntl.LOCK_UN)
 

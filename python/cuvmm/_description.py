@@ -6,11 +6,11 @@ import errno
 import fcntl
 import hashlib
 import os
-from typing import Any, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple, Optional
 
 from . import _manifest
 from ._undo import File
-from .errors import ArgumentError, Error, FilesError, FormatError, MismatchError, ProtocolError, TooLargeError, quoted
+from .errors import ArgumentError, FilesError, FormatError, MismatchError, TooLargeError, quoted
 
 MAX_TEXT = 64 << 20
 MAX_TAG = 128

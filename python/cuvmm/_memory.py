@@ -170,8 +170,13 @@ class Range:
         return self._count
 
     @property
+    def sizes(self) -> List[int]:
+        """Those of the chunks that are mapped."""
+        return [m.size for m in self._mappings[:self._count]]
+
+    @property
     def mapped(self) -> int:
-        return sum(m.size for m in self._mappings[:self._count])
+        return sum(self.sizes)
 
     def attach(self, handles: List[Handle]) -> None:
         """Maps chunks behind the mapped ones, and grants the device access. On an error nothing changes."""

@@ -7,27 +7,29 @@ import os
 import select
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
 
 from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
 from ._description import read_text, text_file
-from ._descriptor import ELEMENTS
 from ._layout import placed
-from ._manifest import Placed, parse
+from ._manifest import parse
 from ._process import OfProcess
 from ._undo import File
 from .array import close_at_exit, close_when_unused
-from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, FormatError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
-                     TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
+from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
+                     TooLargeError, UnknownError, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, Message, dial
-from .weights import Tensors, within
+from .kept import Kept
+from .shared import kind_of
+from .weights import Tensors, Weights, within
 
 T = TypeVar("T")
 
 #: The kinds of a denied request, by their numbers.
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
+_MOST_BYTES = 1 << 60  # more than any device has
 
 
 class ObjectListing(NamedTuple):
@@ -66,7 +68,7 @@ class Object(Tensors):
     """
 
     def __init__(self, broker: "Broker", key: bytes, about: ObjectListing, memory: Imported, manifest: bytes) -> None:
-        self._broker, self._key, self._lost = broker, key, ""
+        self._broker, self.key, self._lost = broker, key, ""
         #: Whether the broker asks for the memory: there is no room for what another process wants to write, and the object, which is
         #: ephemeral or has a newer version, ends with its last holder. A holder that can do without it closes it.
         self.wanted = False
@@ -84,6 +86,10 @@ class Object(Tensors):
     def close(self) -> None:
         """Waits for all work of the device, unmaps the memory and tells the broker. InUseError while tensors of it are in use. Idempotent."""
         self.memory.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Tells the broker that the memory is not mapped any more."""
         self._broker._let_go(self)
 
     def __enter__(self) -> "Object":
@@ -182,7 +188,7 @@ class Broker(OfProcess):
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                return self._take("attach", device, False, {"name": _named(name), "version": whole(version, "as a version")})
+                return self._take("attach", device, {"name": _named(name), "version": whole(version, "as a version")})
             except WritingError:
                 if not wait:
                     raise
@@ -196,8 +202,8 @@ class Broker(OfProcess):
         """
         m = placed(like)
         dev = _driver.device(device)
-        o = self._take("create", device, True, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
-                                                "ephemeral": bool(ephemeral), "alone": bool(alone)})
+        o = self._take("create", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
+                                          "ephemeral": bool(ephemeral), "alone": bool(alone)}, write=True)
         return Writer(o, m.text())
 
     def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False) -> Object:
@@ -221,6 +227,41 @@ class Broker(OfProcess):
                 close_at_exit(w.close, e)
                 raise
 
+    def keep(self, name: str, length: int, dtype: Any = "float32", device: int = 0, *, wait: bool = False, timeout: Optional[float] = None) -> Kept:
+        """Makes memory on a device, which this process publishes while it rewrites it, or takes that over whose publisher has ended::
+
+            with broker.keep("weights", 1_000_000, wait=True) as memory, cuvmm.Server(path) as server:
+                publication = server.publish("weights", memory)   # IncompleteError: the publisher before was killed while it rewrote
+                if not publication.generation:                    # nothing was ever announced: write all
+                    ...
+
+        The last complete generation is there, and shown again as the next one; followers that reconnect keep what they have mapped. The
+        broker keeps the memory until it is removed. With ``wait`` this waits, for ``timeout`` seconds, for the end of the process that
+        publishes it; without it that is a WritingError. New memory has undefined contents. Memory of another size, or on another device, is an
+        ArgumentError; a name of objects an ExistsError or a WritingError.
+        """
+        kind, length, dev = kind_of(dtype), whole(length, "elements"), _driver.device(device)
+        if not 0 < length * kind.size <= _MOST_BYTES:
+            raise ArgumentError(f"a publication of {counted(length, 'element')} of {counted(kind.size, 'byte')}", "name the size of its memory")
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            page = File()
+            try:
+                o = self._take("keep", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": length * kind.size}, write=True, page=page)
+                return Kept(o, kind, page)
+            except WritingError:
+                if not wait:
+                    raise
+                self._await(name, until)
+
+    def keep_weights(self, name: str, like: Any, device: int = 0, *, wait: bool = False, timeout: Optional[float] = None) -> Weights:
+        """:meth:`keep` for the tensors of a model, which ``like`` names as for :class:`Weights`. Nothing is copied.
+
+        The broker keeps bytes, not names: another layout of the same size is the program's to notice.
+        """
+        m = placed(like)
+        return Weights(self.keep(name, m.nbytes, "uint8", device, wait=wait, timeout=timeout), m.tensors, {}, True)
+
     def list(self) -> List[ObjectListing]:
         """The objects that this process may read, also those that are being written."""
         return self._request(self._list)
@@ -238,11 +279,11 @@ class Broker(OfProcess):
         return found
 
     def _commit(self, o: Object, manifest: int) -> int:
-        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o._key}, [manifest]))
+        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o.key}, [manifest]))
         return int(fields["version"])
 
-    def _take(self, request: str, device: int, write: bool, fields: Dict[str, Any]) -> Object:
-        """Has the broker give an object, and maps it."""
+    def _take(self, request: str, device: int, fields: Dict[str, Any], *, write: bool = False, page: Optional[File] = None) -> Object:
+        """Has the broker give an object, and maps it. What this process is to publish comes with a page, and stays exportable."""
 
         def give(ch: Channel) -> Object:
             said, got, files = self._ask(ch, request, fields)
@@ -250,16 +291,20 @@ class Broker(OfProcess):
                 if said != "object":
                     raise ProtocolError(f"{said}, where an object was to come")
                 self._loose[got["key"]] = None
-                memory = ch.receive(device, write=write, timeout=self._timeout)
+                memory = ch.receive_as(Imported(_driver.device(device), write, page is not None), timeout=self._timeout)
                 try:
+                    if page is not None:
+                        if not files:
+                            raise ProtocolError("memory of a publication without its page")
+                        page.open(files.pop)
                     o = Object(self, got["key"], _listing(got), memory, read_text(files[0], "a manifest") if files else b"")
                 except BaseException:
                     memory.close()
                     raise
             finally:
                 close_all(files)
-            self._held.setdefault(o._key, []).append(o)
-            del self._loose[o._key]
+            self._held.setdefault(o.key, []).append(o)
+            del self._loose[o.key]
             return o
 
         return self._request(give)
@@ -268,14 +313,14 @@ class Broker(OfProcess):
         if self._forked:
             return
         with self._lock:
-            of = self._held.get(o._key, [])
+            of = self._held.get(o.key, [])
             if o not in of:
                 return
             of.remove(o)
             if of:
                 return
-            del self._held[o._key]
-            self._loose[o._key] = None
+            del self._held[o.key]
+            self._loose[o.key] = None
             if self._channel is not None:
                 try:
                     self._release(self._channel)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import queue
 import threading
 import time
@@ -14,8 +13,8 @@ from . import _conn, _description, _driver, _manifest, _wire
 from ._descriptor import ARRAY, BUFFER, ELEMENTS, decode
 from ._process import OfProcess
 from ._replica import View
-from ._undo import File, Gate, Passing, Undo
-from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, FormatError, GoneError, NotSupported, ProtocolError, RefusedError, TooLargeError, UnknownError,
+from ._undo import File, Gate, Undo
+from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, FormatError, GoneError, ProtocolError, RefusedError, TooLargeError, UnknownError,
                      WaitTimeout, counted, quoted, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
 
@@ -108,9 +107,6 @@ class Client(OfProcess):
         self._why: Optional[Error] = None  # why the last attempt to connect again failed
         self._closing = Gate()
         self._followers: "weakref.WeakSet[Follower]" = weakref.WeakSet()
-        #: The socket's folder, once the server's process has ended and a take-over began. It outlives an interrupted one,
-        #: which may have closed the connection, so that it can be repeated.
-        self.folder_left: Optional[File] = None
         self._reader = threading.Thread(target=self._run, name="cuvmm client", daemon=True)
         if undo is not None:
             undo.own(self)
@@ -142,12 +138,6 @@ class Client(OfProcess):
 
     def close(self) -> None:
         """Ends the connection. Followers keep what they have mapped until they are closed, as if the publisher had ended. Idempotent."""
-        self.end()
-        if self.folder_left is not None:
-            self.folder_left.close()
-
-    def end(self) -> None:
-        """Ends the connection, and keeps what a take-over needs."""
         if self._forked:
             self._line.conn.close()
             return
@@ -157,38 +147,6 @@ class Client(OfProcess):
         conn.close()
         if threading.current_thread() is not self._reader and self._reader.ident is not None:
             self._reader.join()
-
-    def leaves(self, timeout: Optional[float]) -> File:
-        """Waits until the server's process has ended, and returns its socket's folder, which this client has."""
-        self._check_process()
-        if self._closing.is_set() and self.folder_left is not None and self.folder_left.live:
-            return self.folder_left  # a take-over was interrupted
-        self.await_end(timeout)
-        with self._lock:
-            folder = self._line.conn.folder
-            if self._closing.is_set() or folder is None:
-                raise ClosedError("the client is closed")
-            if self.folder_left is not None:
-                self.folder_left.close()
-            self.folder_left = File()
-            self.folder_left.open(os.dup, folder.number)
-            return self.folder_left
-
-    def await_end(self, timeout: Optional[float] = None) -> None:
-        """Waits until the process of the server has ended, not only its connection. After a reconnect it is the current server's."""
-        self._check_process()
-        undo = Passing()
-        with self._lock:
-            if self._closing.is_set():
-                raise ClosedError("the client is closed")
-            process = self._line.conn.process(undo)
-        try:
-            if process is None:
-                raise NotSupported("the end of the server's process cannot be watched", "run both in one pid namespace, on Linux 5.3 or later")
-            if not _conn.await_end(process, timeout):
-                raise WaitTimeout("the server's process has not ended", "end it, or wait longer")
-        finally:
-            undo.close()
 
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
         """Lists the publications, by name."""
@@ -211,7 +169,7 @@ class Client(OfProcess):
 
     def follow(self, name: str, device: int = 0, *, write: bool = False, reserve: int = 0, max_chunks: int = _wire.MAX_CHUNKS,
                max_wait: Optional[float] = None, on_shrink: Optional[Callable[[int], Any]] = None, shrink_wait: float = _conn.TIMEOUT,
-               keep_descriptors: bool = False, keep_arrays: bool = False, timeout: Optional[float] = None, wait: bool = False,
+               keep_arrays: bool = False, timeout: Optional[float] = None, wait: bool = False,
                expect: Any = None) -> Follower:
         """Follows a publication on a device, at a fixed address: see :class:`Follower`.
 
@@ -220,10 +178,9 @@ class Client(OfProcess):
         and does not finish. ``on_shrink(length)`` is called before the memory behind the first ``length`` elements is
         unmapped, and may return the streams to wait for; otherwise all work of the device is awaited. Arrays that reach
         into that memory get ``shrink_wait`` seconds to disappear before the publisher is refused. ``on_shrink(0)`` is called,
-        too, when the publisher suspends the memory, and refuses that by an exception. ``keep_descriptors``
-        keeps a file open for each chunk, which :func:`take_over` needs. With ``keep_arrays`` arrays and tensors may be kept
-        while the publisher has the memory suspended: the program uses none of them between ``release`` and the end of the
-        next ``next``. ``timeout`` limits the wait for the server.
+        too, when the publisher suspends the memory, and refuses that by an exception. With ``keep_arrays`` arrays
+        and tensors may be kept while the publisher has the memory suspended: the program uses none of them between ``release`` and
+        the end of the next ``next``. ``timeout`` limits the wait for the server.
         With ``wait`` it waits, within that time (by default the client's), for a publication of the name.
 
         ``expect`` is the manifest that the publication must have, but for digests: its text, or :class:`Weights`. It is compared before
@@ -238,7 +195,7 @@ class Client(OfProcess):
         if reserve:
             granularity = dev.granularity(dev.properties())
             reserve = -(-reserve // granularity) * granularity
-        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_descriptors, keep_arrays, None if expect is None else _manifest.of(expect)))
+        f = Follower(self, dev, reserve, Options(name, write, max_chunks, max_wait, on_shrink, shrink_wait, keep_arrays, None if expect is None else _manifest.of(expect)))
         try:
             f.open(timeout, wait)
             with self._lock:
@@ -303,7 +260,7 @@ class Client(OfProcess):
             finally:
                 if a.text is not None:
                     a.text.close()
-            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page, told, a.fields["heir"])
+            return Accepted(line, a.mailbox, a.fields["token"], a.fields["publication"], a.fields["reserved"], a.fields["slot"], d, a.page, told)
         except BaseException:
             self.give_up(request)
             raise

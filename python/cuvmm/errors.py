@@ -114,10 +114,6 @@ class IncompleteError(Error):
     """The publisher ended while it rewrote the elements: they may be a mixture of two generations."""
 
 
-class SupersededError(Error):
-    """Another process took the publication over first."""
-
-
 class UnfinishedError(GoneError):
     """The publisher ended before work that it had announced was done: elements that were shown do not count."""
 

@@ -18,11 +18,11 @@ from ._holds import Holds, Wait
 from ._manifest import Manifest
 from ._page import full_barrier
 from ._process import OfProcess
-from ._replica import LIVE, MOVED, STALE, STATES, SUSPENDED, Chunk, Replica, View, size_of
+from ._replica import LIVE, MOVED, STALE, STATES, SUSPENDED, Replica, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import (AccessError, CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, IncompleteError, MismatchError, MovedError, NotSupported,
+from .errors import (CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, MismatchError, MovedError, NotSupported,
                      OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, SuspendedError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
 from .weights import Tensors
 
@@ -42,7 +42,6 @@ class Options(NamedTuple):
     max_wait: Optional[float]
     on_shrink: Optional[Callable[[int], Any]]
     shrink_wait: float
-    keep_descriptors: bool
     keep_arrays: bool
     expect: Optional[Manifest]
 
@@ -68,29 +67,6 @@ class Accepted(NamedTuple):
     about: Descriptor
     page: File
     told: Description
-    heir: bool
-
-
-class Heritage(NamedTuple):
-    """What a publication continues with after its publisher has ended."""
-
-    name: str
-    publication: bytes
-    generation: int
-    complete: int  # the last generation that is complete, 0 for none
-    length: int  # of that
-    flux: int  # the last generation that the publisher began to rewrite
-    cut: int  # the last generation of which something was taken back
-    chunks: Tuple[Chunk, ...]
-    about: Descriptor
-    told: Description
-    kind: ElementType
-    device: Device
-    range: _memory.Range
-    undo: Undo
-    users: Users
-    kept: List[_memory.PinnedFile]
-    writable: bool  # by this process
 
 
 class _Shown(NamedTuple):
@@ -120,13 +96,12 @@ class Phase(enum.Enum):
     CLOSING   a close began; it may have failed or been            ``close`` to its end: CLOSED
               interrupted, and goes on when it is called again
     CLOSED    nothing is left
-    ADOPTED   the memory belongs to a publication of this process
     ========= ==================================================== ===========================================
 
-    ``close`` leaves FOLLOWING and AWAY, too, and ``Server.adopt`` AWAY and OVER.
+    ``close`` leaves FOLLOWING and AWAY, too.
     """
 
-    FOLLOWING, AWAY, OVER, CLOSING, CLOSED, ADOPTED = range(6)
+    FOLLOWING, AWAY, OVER, CLOSING, CLOSED = range(5)
 
 
 class _Link:
@@ -226,7 +201,7 @@ class Follower(OfProcess):
         self._completed = _page.LAST_GENERATION
         self._unfinished: Optional[Error] = None  # what was shown and dropped, until something else is shown
         self._told = False  # a next has raised it
-        self._flux = self._cut = 0  # the last values of the publisher's words of that name, once they do not count
+        self._flux = 0  # the last value of the publisher's word of that name, once it does not count
         self._torn = 0  # the last generation that arrived of those that flux has reached: its elements may be a mixture
         self._spoiled = 0  # the last generation of which nothing can be proven: its memory was another publication's
         self._holding = threading.RLock()  # guards the holds, over the driver's calls that end them; taken before _lock
@@ -235,8 +210,7 @@ class Follower(OfProcess):
         self._since: List[Tuple[int, float]] = []  # with max_wait: the generations that are awaited, and since when
         self._users = Users()
         self._closing_lock = threading.Lock()
-        self._undo = Undo()  # the range and the descriptors that are kept
-        self._kept: List[_memory.PinnedFile] = []  # with keep_descriptors: one for each mapped chunk
+        self._undo = Undo()  # the range
         self._request: Any = None  # the first
         self._link: _Link
         self._range: _memory.Range
@@ -250,7 +224,7 @@ class Follower(OfProcess):
         try:
             a.told.check(o.name, o.expect)
             self._link = _Link(a, dev)
-            self._publication, self._room, self._about, self._description, self._heir = a.publication, a.reserved, a.about, a.told, a.heir
+            self._publication, self._room, self._about, self._description = a.publication, a.reserved, a.about, a.told
             about = a.about
             self._kind = ElementType("uint8", 1, 6) if about.kind != ARRAY else ElementType(
                 ELEMENTS[about.element].name if about.element != RECORD else "record", about.element_size, about.element)
@@ -557,8 +531,6 @@ class Follower(OfProcess):
         self._hold_shown(streams, False)
 
     def _order(self, streams: List[c_void_p]) -> None:
-        if self._phase is Phase.ADOPTED:
-            return  # this process is the publisher now, and what is shown is complete
         if self._closing:
             raise ClosedError("the follower is closed")
         if self._away:
@@ -575,7 +547,7 @@ class Follower(OfProcess):
 
     def _hold_shown(self, streams: List[c_void_p], export: bool) -> None:
         generation, _, length = self._shown[-1]
-        if streams and length and self._phase is not Phase.ADOPTED and not self._begin_hold(generation, streams, anew=False, export=export):
+        if streams and length and not self._begin_hold(generation, streams, anew=False, export=export):
             raise RewritingError(f"the publisher rewrites generation {generation}, and nothing held it", "call next, which waits for the next announcement")
 
     # What may still read what is shown.
@@ -591,8 +563,6 @@ class Follower(OfProcess):
         """
         self._check_process()
         named = _streams.handles_of(self._device, streams)
-        if self._phase is Phase.ADOPTED:
-            return
         if self._closing:
             raise ClosedError("the follower is closed")
         self._end_holds(named, not streams)
@@ -610,7 +580,7 @@ class Follower(OfProcess):
             link = self._link
             known = not self._closing and not link.died and self._spoiled < generation <= self._shown[-1].generation
             words = link.slot.seen()
-        # Asked last: another process takes the publication over, with words of its own, after the end of this connection only.
+        # Asked last: another process publishes the memory, with words of its own, after the end of this connection only.
         return known and max(words.flux, words.cut) < generation and not link.line.conn.hung_up()
 
     def _begin_hold(self, generation: int, streams: List[c_void_p], *, anew: bool, export: bool = False) -> bool:
@@ -692,7 +662,7 @@ class Follower(OfProcess):
     @property
     def _closing(self) -> bool:
         """Whether it is closed, or being closed."""
-        return self._phase in (Phase.CLOSING, Phase.CLOSED, Phase.ADOPTED)
+        return self._phase in (Phase.CLOSING, Phase.CLOSED)
 
     def _run(self, loop: Callable[[], None]) -> None:
         """A thread's last frame: whatever ends it before its time ends the follower."""
@@ -787,7 +757,7 @@ class Follower(OfProcess):
 
     def _keep_beyond_locked(self, words: _page.Seen, why: Error) -> None:
         """Forgets the generations that the publisher began to rewrite."""
-        self._flux, self._cut = words.flux, words.cut
+        self._flux = words.flux
         self._torn = max([self._torn, *(r.generation for r in self._received if r.generation <= words.flux)])
         if 0 < self._shown[-1].generation <= words.flux:
             self._drop_locked("elements that were shown were being rewritten", why)
@@ -887,8 +857,8 @@ class Follower(OfProcess):
             if a.publication != self._publication:
                 self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
             held = self._holds.restart(link.slot, self._shown[-1].generation)
-            old, self._link, self._publication, self._description, self._heir = self._link, link, a.publication, a.told, a.heir
-            self._flux = self._cut = self._torn = 0
+            old, self._link, self._publication, self._description = self._link, link, a.publication, a.told
+            self._flux = self._torn = 0
             self._cuts += 1
             self._replica.restart()
             self._said = STALE  # until its first view
@@ -978,26 +948,13 @@ class Follower(OfProcess):
         if self._range.count != v.keep:
             raise Error("memory that was taken back could not be unmapped, and other memory cannot take its place", "follow it anew")
         handles: List[_memory.Handle] = []
-        kept: List[_memory.PinnedFile] = []
         passing = Passing()
         try:
             for fd, c in zip(files, v.add):
                 handles.append(self._importer.descriptor(fd, c.size, passing))
-                if self._options.keep_descriptors:
-                    kept.append(self._undo.own(_memory.PinnedFile()))
-                    kept[-1].pin(fd)
             self._range.attach(handles)
-            self._kept += kept
-        except BaseException:
-            self._release(kept)
-            raise
         finally:
             passing.abandon()
-
-    def _release(self, kept: List[_memory.PinnedFile]) -> None:
-        for k in kept:
-            k.close()
-            self._undo.forget(k)
 
     def _give_back(self, length: int, keep: int, *, for_good: bool) -> None:
         """Shows at most ``length`` elements, and unmaps the chunks behind the first ``keep`` once the work on them is done.
@@ -1020,8 +977,6 @@ class Follower(OfProcess):
             self._users.refuse("the publisher takes memory back", kept)
         self._finish(streams)
         self._range.detach(keep)
-        self._release(self._kept[keep:])
-        del self._kept[keep:]
 
     def _finish(self, streams: Any) -> None:
         """Waits for the work on the streams, or for all work of the device if there are none."""
@@ -1047,7 +1002,7 @@ class Follower(OfProcess):
         if self._forked:
             return
         with self._closing_lock:
-            if self._phase in (Phase.CLOSED, Phase.ADOPTED):
+            if self._phase is Phase.CLOSED:
                 return
             self._users.refuse("closing the follower")
             link = getattr(self, "_link", None)
@@ -1063,7 +1018,6 @@ class Follower(OfProcess):
                 self._device.synchronize()
                 self._undo.close()
                 self._link.close()
-                self._kept = []
             self._phase = Phase.CLOSED
 
     def _stop(self) -> None:
@@ -1083,56 +1037,6 @@ class Follower(OfProcess):
         """Returns how many bytes of a publisher that is gone are mapped."""
         with self._lock:
             return self._range.mapped if self._phase in (Phase.AWAY, Phase.OVER) else 0
-
-    # For Server.adopt.
-
-    def of(self, client: "Client") -> bool:
-        return self._client is client
-
-    def heritage(self, timeout: float) -> "Heritage":
-        """Returns what a publication can continue with, once its client is closed. The follower owns it until ``hand_over``."""
-        what = f"publication {self._options.name!r}"
-        if not self._options.keep_descriptors:
-            raise NotSupported(f"{what}, whose descriptors were not kept", "follow it with keep_descriptors=True")
-        if not self._options.write and not self._heir:
-            raise AccessError(f"{what}, which is mapped for reading by a process that its publisher names no heir", "follow it with write=True, or publish it with heirs=True")
-        if self._about.location_type != _driver.DEVICE_LOCATION or self._about.device != self._device.uuid:
-            raise NotSupported(f"{what}, which is not memory of device {self._device.ordinal}", "follow it on the device that it lies on")
-        until = time.monotonic() + timeout
-        for t in self._threads:
-            t.join(max(0.0, until - time.monotonic()))
-            if t.is_alive():
-                raise WaitTimeout(f"{what} is still being mapped or unmapped after {timeout:g} s", "try again")
-        with self._lock:
-            if self._closing:
-                raise ClosedError("the follower is closed")
-            if self._away:
-                raise SuspendedError(f"{what}, whose publisher ended while the memory was suspended", "load the elements anew, and publish them: followers that reconnect follow that")
-            complete, length = max([(s.generation, s.length) for s in self._shown + self._received if s.ordered <= self._completed], default=(0, 0))
-            # The word now, since a publisher that lived on may have gone on without this follower.
-            if not complete and self._torn or self._link.slot.load(_page.CUT) == _page.CUT_LEFT:
-                raise IncompleteError(f"{what}, whose publisher ended while it rewrote what this follower has, or had gone on without it", "load the elements anew, and publish them")
-            return Heritage(self._options.name, self._publication, self._replica.generation, complete, length, self._flux, min(self._cut, complete), tuple(self._replica.chunks),
-                            self._about, self._description, self._kind, self._device, self._range, self._undo, self._users, self._kept, self._options.write)
-
-    @property
-    def adopted(self) -> bool:
-        return self._phase is Phase.ADOPTED
-
-    def hand_over(self) -> None:
-        """Closes this follower, whose memory has a new owner. Its arrays stay valid."""
-        with self._closing_lock:
-            try:
-                with self._lock:
-                    self._phase = Phase.ADOPTED
-                    self._wake_locked()
-                self._link.close()
-            except Error:
-                leave(self._link)
-            except BaseException:
-                if self.adopted:
-                    leave(self._link)
-                raise
 
 
 def _nothing_new() -> WaitTimeout:

@@ -27,8 +27,10 @@ class Imported(OfProcess):
     All methods are safe for use by any thread. The caller closes it, after it has deleted all arrays and tensors of it.
     """
 
-    def __init__(self, dev: _driver.Device, write: bool) -> None:
-        self._device, self._write, self._length = dev, write, 0
+    def __init__(self, dev: _driver.Device, write: bool, pins: bool = False) -> None:
+        self.device, self._write, self._length = dev, write, 0
+        self._pins = pins  # the descriptors of the chunks, by which this process can export them again
+        self._pinned: List[_memory.PinnedFile] = []
         self._kind: ElementType
         self._range: _memory.Range
         self._users, self._lock, self._undo = Users(), threading.Lock(), Undo()
@@ -39,8 +41,18 @@ class Imported(OfProcess):
         number = d.element if d.kind == ARRAY else 6
         self._kind = ElementType(ELEMENTS[number].name if number != RECORD else "record", d.unit, number)
         self._length = d.length
-        self._range = _memory.Range(self._device, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if self._write else _driver.READ, self._undo)
+        self._range = _memory.Range(self.device, max(d.size, importer.granularity), importer.granularity, _driver.READ_WRITE if self._write else _driver.READ, self._undo)
         self._range.attach(handles)
+
+    def pin(self, fd: int) -> None:
+        """Keeps the descriptor of the next chunk, if it is to."""
+        if self._pins:
+            self._pinned.append(self._undo.own(_memory.PinnedFile()))
+            self._pinned[-1].pin(fd)
+
+    def hand_over(self) -> "Tuple[_memory.Range, Undo, List[_memory.PinnedFile], List[int]]":
+        """Returns the range, with what closes it, and the descriptors and sizes of its chunks, to their next owner."""
+        return self._range, self._undo, self._pinned, self._range.sizes
 
     def abandon(self) -> None:
         """Unmaps memory that no caller has."""
@@ -48,7 +60,7 @@ class Imported(OfProcess):
         self._undo.abandon()
 
     def __repr__(self) -> str:
-        return f"<cuvmm.Imported of {self._length} {self._kind.name} on device {self._device.ordinal}>"
+        return f"<cuvmm.Imported of {self._length} {self._kind.name} on device {self.device.ordinal}>"
 
     def __enter__(self) -> "Imported":
         return self
@@ -67,7 +79,7 @@ class Imported(OfProcess):
             if self._state is not State.OPEN:
                 raise ClosedError("the memory is closed")
             at = self._range.address
-            return Array(self._device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
+            return Array(self.device, at, self._length, self._kind, not self._write, self._users, at, _no_order, self)
 
     def protect(self) -> None:
         """Waits for all work of the device, and makes the memory read-only, also for arrays that are in use."""
@@ -75,7 +87,7 @@ class Imported(OfProcess):
         with self._lock:
             if self._state is not State.OPEN:
                 raise ClosedError("the memory is closed")
-            self._device.synchronize()
+            self.device.synchronize()
             self._range.protect()
             self._write = False
 
@@ -87,7 +99,7 @@ class Imported(OfProcess):
             if self._state is not State.CLOSED:
                 self._users.refuse("closing the memory")
                 self._state = State.CLOSING
-                self._device.synchronize()
+                self.device.synchronize()
                 self._undo.close()
                 self._state = State.CLOSED
 
@@ -177,9 +189,11 @@ class Channel(OfProcess):
         the peer's transfer has failed; the connection has ended as well if a message of the peer was lost. If the peer fails,
         even before it offers memory, RefusedError has its reason; of several failures while no call received, the last.
         """
+        return self.receive_as(Imported(_driver.device(device), write), max_bytes, timeout)
+
+    def receive_as(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
+        """``receive`` for memory that is mapped in a way of its own."""
         self._check_process()
-        dev = _driver.device(device)
-        got = Imported(dev, write)
         try:
             with self._lock:
                 until = None if timeout is None else time.monotonic() + timeout
@@ -189,7 +203,7 @@ class Channel(OfProcess):
                     reason, self._refused = self._refused, None
                     raise RefusedError(quoted(reason), "the reason is the peer's own words")
                 assert self._offer is not None
-                self._receive(got, self._offer, dev, max_bytes)
+                self._receive(got, self._offer, got.device, max_bytes)
             return got
         except BaseException as e:
             got.abandon()
@@ -240,6 +254,7 @@ class Channel(OfProcess):
                                             "the sender is at fault")
                     for fd in m.files:
                         handles.append(importer.descriptor(fd, d.chunks[len(handles)], passing))
+                        got.pin(fd)
                 finally:
                     self._conn.discard()
             got.map(d, importer, handles)

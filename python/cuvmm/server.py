@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import os
 import queue
@@ -12,25 +11,23 @@ from ctypes import c_void_p
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple, Union
 
 from . import _conn, _driver, _page, _streams, _wire
-from ._claims import Claim, Claims
 from ._description import Description, describe, text_file
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._page import Slot
 from ._progress import Progress, Shown
 from ._process import OfProcess, State
-from ._replica import ENDED, MOVED, Chunk, View, size_of
+from ._replica import ENDED, MOVED, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave, retry
-from .client import Client
-from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, NotSupported, PeerError, ProtocolError, RefusedError, RewritingError, SupersededError, TooLargeError,
+from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, IncompleteError, NotSupported, RefusedError, RewritingError, TooLargeError,
                      WaitTimeout, counted, quoted, whole)
-from .follower import Follower, Heritage
+from .kept import Kept
 from .shared import Shared
 from .weights import Weights
 
 _DONE, _UNKNOWN, _LIMIT, _WITHDRAWN, _LEFT, _FORBIDDEN, _FAILED, _EXCLUDED = range(8)
 _MAX_FOLLOWERS = 256
-_MOST_AHEAD = 1 << 20  # generations of a follower that comes back, beyond this publisher's and those of an heir that began now
+_MOST_AHEAD = 1 << 20  # generations of a follower that comes back, beyond this publisher's and those of one that began now
 
 _SETTLE_POLL = 0.05
 _SHORTEST_POLL, _LONGEST_POLL = 20e-6, 1e-3  # of followers that release what they read
@@ -94,7 +91,8 @@ class Rewriting(enum.Enum):
     While it is OPENING or OPEN the followers' intent words read the generation of the view: no follower begins to read that.
     While it is OPEN the flux words read it, too: what a reader was late for is no longer intact. A rewrite that fails shows
     the same elements as another generation, for followers that would not show the one before. ``withdraw`` ends the
-    publication in any state: followers that were cut off from an OPEN one show nothing.
+    publication in any state: followers that were cut off from an OPEN one show nothing. Memory of a broker whose last publisher
+    ended in OPEN is OPEN from the beginning, if it is published all the same (``incomplete``).
     """
 
     SETTLED, OPENING, OPEN = range(3)
@@ -135,8 +133,8 @@ class Publication(OfProcess):
     Its state is OPEN until ``withdraw``, or the server's close; it is CLOSED when the words of all announcements are written.
     """
 
-    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, heirs: bool, told: Description, before: Optional[Heritage] = None) -> None:
-        self.name, self._server, self._memory, self.writable, self.heirs = name, server, memory, writable, heirs
+    def __init__(self, server: "Server", name: str, memory: Shared, writable: bool, told: Description) -> None:
+        self.name, self._server, self._memory, self.writable = name, server, memory, writable
         self._told, self._text = told, File()  # what followers are told of the memory, and the file of its text
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -149,31 +147,39 @@ class Publication(OfProcess):
         self._words = memory.device.stream_words()
         self._timeline: Timeline
         self._flux = self._cut = 0  # what the words of that name read in the followers' slots
-        if before is None:
-            self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
-            self._kind, self._element, self._element_size = ARRAY, memory.kind.number, memory.kind.size
-        else:
-            # Later than all that its predecessors announced, of which other followers may have received more: a generation
-            # takes longer than a nanosecond.
-            generation = max(before.generation, _uptime()) + 1
-            if before.flux and generation % 2 != before.complete % 2:
-                generation += 1  # followers of halves that are rewritten in turn see the same one
-            self._view, self._identity = Shown(generation, generation, before.length, memory.show(before.length)), before.publication
-            if not before.complete:  # there is nothing to show before the first announcement
-                self._view = Shown(0, 0, 0, ())
-            self._flux, self._cut = before.flux, before.cut
-            self._kind, self._element, self._element_size = before.about.kind, before.about.element, before.about.element_size
-        self._last = self._view.generation if before is None else generation  # the last number that was spent
+        self._view, self._identity = Shown(0, 0, 0, ()), os.urandom(16)
+        self._last = 0  # the last number that was spent
+        self._kept: List[Slot] = []  # of memory that outlives this process: the words by which the next one goes on
 
     def __repr__(self) -> str:
         return f"<cuvmm.Publication of {self.name!r}: generation {self.generation}, {counted(len(self._followers), 'follower')}>"
 
-    def open(self) -> None:
-        """Claims the memory, and makes the stream that writes the words."""
+    def open(self, incomplete: bool) -> None:
+        """Claims the memory, goes on where its last publisher ended, and makes the stream that writes the words."""
         self._memory.claim(self)
+        if isinstance(self._memory, Kept):
+            self._go_on(self._memory, incomplete)
         if self._told.form:
             text_file(self._told.text, self._undo.own(self._text))
         self._timeline = Timeline(self._memory.device, self._words, self._undo)
+
+    def _go_on(self, memory: Kept, incomplete: bool) -> None:
+        """Shows what was complete last, as a generation that is later than all that any follower may have of the publishers before."""
+        past = memory.past(memory.device, self._words, self._undo)
+        if past.torn and not incomplete:
+            raise IncompleteError(f"memory of {self.name!r}, which was being rewritten when its publisher ended, or whose publication was withdrawn",
+                                  "write all of it anew: publish it with incomplete=True, which opens it for rewriting, and announce it then")
+        self._identity, self._flux, self._cut = memory.identity, past.flux, past.cut
+        self._last = max(past.latest, _uptime())  # a generation takes longer than a nanosecond
+        self._kept = [past.slot]
+        if not past.complete:
+            return
+        generation = self._spend_like(past.complete)
+        self._view = Shown(generation, generation, len(memory), memory.show(len(memory)))
+        if past.torn:
+            self._rewriting, self._flux = Rewriting.OPEN, generation
+        self._tell(past.slot)  # before it is complete: what is open must never look whole
+        past.slot.store(_page.COMPLETE, generation)
 
     def abandon(self) -> None:
         """Undoes ``open``, of a publication that no client saw."""
@@ -198,7 +204,7 @@ class Publication(OfProcess):
 
     def about(self) -> Descriptor:
         dev = self._memory.device
-        return Descriptor(self._kind, self._element, self._element_size, 0, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
+        return Descriptor(ARRAY, self._memory.kind.number, self._memory.kind.size, 0, _driver.DEVICE_LOCATION, dev.handle, dev.uuid, False, False, _driver.POSIX_FD, 0,
                           this_process(), [])
 
     def announce(self, length: Optional[int] = None, stream: Any = None) -> int:
@@ -217,11 +223,12 @@ class Publication(OfProcess):
             if self._rewriting is Rewriting.OPENING:
                 self._check_settled()
             length = len(self._memory) if length is None else whole(length, "elements to announce")
+            self._check_shows_all(length)
             if not self._view.length <= length <= len(self._memory):
                 raise ArgumentError(f"{counted(length, 'element')} to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
             chunks = self._memory.show(length)
             generation = self._spend()
-            self._write(generation, streams, self._followers)
+            self._write(generation, streams, self._slots())
             self._rewriting = Rewriting.SETTLED  # first: whatever interrupts this call, nothing that is shown is open
             self._show(Shown(generation, generation, length, chunks))
             return generation
@@ -251,8 +258,6 @@ class Publication(OfProcess):
         raises, the call fails.
         """
         self._check_process()
-        if self._memory.readonly:
-            raise AccessError(f"publication {self.name!r}, which this process took over as an heir that only reads", "publish a copy that this process may write")
         if exclude_after is not None and not exclude_after >= 0:
             raise ArgumentError(f"a limit of {exclude_after} s", "pass 0 or more, or None to exclude no follower")
         opening, excluded = False, []  # type: bool, List[FollowerStats]
@@ -327,6 +332,11 @@ class Publication(OfProcess):
         if self._rewriting is Rewriting.OPEN:
             raise InUseError(f"publication {self.name!r}, which is being rewritten", "announce ends that")
 
+    def _check_shows_all(self, length: int) -> None:
+        """Refuses what the words do not tell the next publisher."""
+        if self._kept and length != len(self._memory):
+            raise NotSupported(f"{counted(length, 'element')} shown of memory that a broker keeps", f"show all {len(self._memory)} at once")
+
     def _set_rewriting(self, to: Rewriting) -> None:
         """Changes the state, and with it the words."""
         self._rewriting = to
@@ -336,8 +346,12 @@ class Publication(OfProcess):
         """Writes the words that say what is rewritten."""
         if self._rewriting is Rewriting.OPEN:
             self._flux = self._view.generation
-        for f in self._followers:
-            self._tell(f.slot)
+        for slot in self._slots():
+            self._tell(slot)
+
+    def _slots(self) -> List[Slot]:
+        """Whose words tell how far the publication is: each follower's, and those of memory that outlives this process."""
+        return [*(f.slot for f in self._followers), *self._kept]
 
     def _tell(self, slot: Slot) -> None:
         slot.store(_page.INTENT, self._view.generation if self._rewriting is Rewriting.OPENING else self._flux)
@@ -346,9 +360,9 @@ class Publication(OfProcess):
     def _renumber(self, beyond: int = 0) -> None:
         """Shows the same elements as another generation."""
         if self._view.generation:
-            generation = self._spend(beyond)
-            if self._flux and generation % 2 != self._view.generation % 2:
-                generation = self._spend()  # the same half, of a publication that was taken over from one that rewrites halves in turn
+            generation = self._spend_like(self._view.generation, beyond)
+            for slot in self._kept:
+                self._timeline.write(slot, _page.COMPLETE, generation)
             self._show(self._view._replace(generation=generation))
 
     def _check(self) -> None:
@@ -360,6 +374,11 @@ class Publication(OfProcess):
         self._last = max(self._last, beyond) + 1
         return self._last
 
+    def _spend_like(self, other: int, beyond: int = 0) -> int:
+        """Returns a generation of the same elements as another one: of the same half, if a publisher before rewrote halves in turn."""
+        generation = self._spend(beyond)
+        return self._spend() if self._flux and generation % 2 != other % 2 else generation
+
     def _show(self, v: Shown) -> None:
         self._view = v
         self._tell_all()  # before anything of the view is sent
@@ -368,12 +387,12 @@ class Publication(OfProcess):
         for s in {f.session for f in self._followers}:
             s.wake()
 
-    def _write(self, generation: int, streams: List[c_void_p], to: List[_Replicator]) -> None:
+    def _write(self, generation: int, streams: List[c_void_p], to: List[Slot]) -> None:
         """Writes the generation to the fence words once the work that is on the streams now is done."""
         for h in streams:
             self._timeline.behind(h)
-        for f in to:
-            self._timeline.write(f.slot, _page.COMPLETE, generation)
+        for slot in to:
+            self._timeline.write(slot, _page.COMPLETE, generation)
 
     def shrink(self, length: int) -> None:
         """Shows fewer elements. It waits for no follower.
@@ -386,6 +405,7 @@ class Publication(OfProcess):
         with self._lock:
             self._check()
             self._check_settled()
+            self._check_shows_all(length)
             if not 0 <= length <= self._view.length:
                 raise ArgumentError(f"shrinking from {self._view.length} to {counted(length, 'element')}", "pass a length from 0 to what was announced; announce shows more")
             chunks = self._memory.show(length)
@@ -424,7 +444,11 @@ class Publication(OfProcess):
             return [f.stats(self._view) for f in self._followers]
 
     def withdraw(self) -> None:
-        """Ends the publication. It waits for nothing: followers keep what they have mapped, and get the work that was announced. Idempotent."""
+        """Ends the publication. Followers keep what they have mapped, and get the work that was announced.
+
+        It waits for nothing, unless a broker keeps the memory: then for the work behind the announcements, and nothing of the memory is whole
+        after that, since it may be written: to hand it on, close the server. Idempotent.
+        """
         self.end(ENDED, _WITHDRAWN, "")
 
     def end(self, state: int, status: int, reason: str) -> None:
@@ -439,12 +463,17 @@ class Publication(OfProcess):
                 for f in self._followers:
                     f.slot.store(_page.CUT, _page.CUT_WITHDRAWN)
                     f.ending = f.ending or (state, status, reason)
+                for slot in self._kept if state == ENDED else ():
+                    slot.store(_page.FLUX, self._last)  # its owner may write from now on
             sessions = {f.session for f in self._followers}
             self._changed.notify_all()
         for s in sessions:
             s.wake()
-        self._memory.disclaim(self)
+        if not self._kept:
+            self._memory.disclaim(self)
         self._server.retire(self)  # last: the server's close ends what is not retired
+        if self._kept:
+            self.close(True)  # before the memory has another publisher, the last word of this one is written
 
     # For sessions and the server.
 
@@ -455,12 +484,15 @@ class Publication(OfProcess):
 
     def close(self, wait: bool) -> bool:
         """Gives the stream of a publication that has ended back, once its words are written. False if they are not, and it was not to wait."""
+        if not wait and self._finishing.locked():
+            return False  # another call waits for them
         with self._finishing:
             if wait:
                 self._timeline.finish()
             elif not self._timeline.done():
                 return False
             self._undo.close()
+            self._memory.disclaim(self)
             self._state = State.CLOSED
             return True
 
@@ -483,12 +515,12 @@ class Publication(OfProcess):
             f = _Replicator(session, os.urandom(16), slot, progress)
             self._tell(slot)
             slot.store(_page.CUT, self._cut)
-            self._write(self._view.generation, [], [f])
+            self._write(self._view.generation, [], [slot])
             session.add(self, f)
             self._followers.append(f)
             return f, {"token": f.token, "publication": self._identity, "reserved": reserved, "slot": slot.index, "descriptor": self.about().encode(),
-                       "tag": self._told.tag, "form": self._told.form, "description": self._told.digest,
-                       "heir": m["access"] == 1 and self.heirs, "kept": False}
+                       "tag": self._told.tag, "form": self._told.form, "description": self._told.digest, "heir": False,
+                       "kept": bool(self._kept)}
 
     def step(self, f: _Replicator) -> Optional[View]:
         """Returns the next view for a follower; None if there is none now."""
@@ -534,7 +566,7 @@ class Publication(OfProcess):
 
     def entry(self) -> Dict[str, Any]:
         with self._lock:
-            return {"name": self.name, "kind": self._kind, "access": 2 if self.writable else 1, "element": self._element, "element size": self._element_size,
+            return {"name": self.name, "kind": ARRAY, "access": 2 if self.writable else 1, "element": self._memory.kind.number, "element size": self._memory.kind.size,
                     "length": self._view.length, "bytes": size_of(self._view.chunks), "generation": self._view.generation, "publication": self._identity, "tag": self._told.tag, "description": self._told.digest}
 
 
@@ -766,9 +798,7 @@ class Server(OfProcess):
     ends its publications; it still owns their memory.
     """
 
-    def __init__(self, path: str, timeout: float = _conn.TIMEOUT, _before: Optional[Client] = None, _folder: Optional[File] = None) -> None:
-        self._before = _before  # a client of the server that this one replaces, which it closes
-        self._folder: Optional[File] = None  # of that client's, which has it until this server is there
+    def __init__(self, path: str, timeout: float = _conn.TIMEOUT) -> None:
         self._lock = threading.RLock()
         self._state = State.OPEN
         self._publications: Dict[str, Publication] = {}
@@ -777,11 +807,8 @@ class Server(OfProcess):
         self._accepting = threading.Thread(target=self._accept, name="cuvmm server", daemon=True)
         undo = Undo()
         try:
-            self._listener = _conn.Listener(path, timeout, _folder.number if _folder is not None else None, undo)
+            self._listener = _conn.Listener(path, timeout, undo)
             self._accepting.start()
-            if _before is not None:
-                _before.end()
-                self._folder, _before.folder_left = _folder, None  # nothing that can be interrupted follows
         except BaseException:
             self._state = State.CLOSING
             undo.abandon()
@@ -802,13 +829,15 @@ class Server(OfProcess):
     def path(self) -> str:
         return self._listener.path
 
-    def publish(self, name: str, memory: Union[Shared, Weights], *, writable: bool = False, heirs: bool = False, tag: str = "", description: Any = None, manifest: Any = None) -> Publication:
-        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write, and
-        ``heirs`` those that only read to take it over when this process has ended, and hand on what is there: see :func:`take_over`.
+    def publish(self, name: str, memory: Union[Shared, Weights], *, writable: bool = False, tag: str = "", description: Any = None, manifest: Any = None, incomplete: bool = False) -> Publication:
+        """Publishes memory under a name. Followers see nothing before the first ``announce``. ``writable`` permits them to write.
 
-        They are told the rest before they map anything, also by a process that takes the publication over: ``tag``, the group that the
-        memory belongs to; and either ``description``, text or bytes of up to 64 MiB that are the program's own, or ``manifest``, which says what tensors
+        They are told the rest before they map anything: ``tag``, the group that the memory belongs to; and either ``description``, text or bytes of up to 64 MiB that are the program's own, or ``manifest``, which says what tensors
         there are (:attr:`Follower.tensors`). :class:`Weights` are published with theirs.
+
+        Memory of :meth:`Broker.keep` goes on where its last publisher ended: see there. If that was while it rewrote the memory, or it
+        withdrew, it is an IncompleteError, unless ``incomplete``: then the publication is open for rewriting (``rewriting``), and followers
+        show nothing until all elements are written and announced.
         """
         if isinstance(memory, Weights):
             memory, manifest = memory.memory, memory if manifest is None else manifest
@@ -823,7 +852,7 @@ class Server(OfProcess):
         with self._lock:
             self._sweep()
             self._check_name(name)
-            return self._add(Publication(self, name, memory, writable, heirs, told), None)
+            return self._add(Publication(self, name, memory, writable, told), incomplete)
 
     def _check_name(self, name: str) -> None:
         if self._state is not State.OPEN:
@@ -831,55 +860,20 @@ class Server(OfProcess):
         if name in self._publications:
             raise InUseError(f"a publication of the name {name!r}", "withdraw it first, or use another name")
 
-    def _add(self, p: Publication, follower: Optional[Follower]) -> Publication:
-        """Makes a publication known, of memory that a follower owns until the last step."""
+    def _add(self, p: Publication, incomplete: bool) -> Publication:
+        """Makes a publication known."""
         try:
-            p.open()
+            p.open(incomplete)
             self._publications[p.name] = p
-            if follower is not None:
-                follower.hand_over()
             return p
         except BaseException:
-            if follower is None or not follower.adopted:
-                self._publications.pop(p.name, None)
-                p.abandon()
+            self._publications.pop(p.name, None)
+            p.abandon()
             raise
 
     def _sweep(self) -> None:
         """Gives back what ended publications have, if their words are written."""
         self._retired[:] = [p for p in self._retired if not p.close(False)]
-
-    def adopt(self, follower: Follower, *, writable: bool = False, heirs: bool = False) -> Publication:
-        """Continues a publication with the memory of a follower, under the same name: see :func:`take_over`.
-
-        The elements of the last complete generation become the next generation. The publication's ``memory`` has the
-        follower's address, grows with memory of this process, and belongs to the caller. The follower is closed; its
-        arrays and tensors stay valid. It must belong to the client that ``take_over`` got, and be made with
-        ``keep_descriptors=True``, and with ``write=True`` unless the publisher named followers that only read as ``heirs``: then the
-        memory stays read-only, does not grow, and ``rewrite`` raises AccessError. It raises SupersededError if the follower missed that another process, which has not
-        ended, took the publication over; once that has ended it can be called again. So it can after Ctrl-C, unless
-        :meth:`publications` has the publication. It raises IncompleteError if the publisher ended while it rewrote what the
-        follower has, or had gone on without it.
-        """
-        self._check_process()
-        if self._before is None or not follower.of(self._before):
-            raise ArgumentError(f"{follower} does not belong to the server that this one has replaced", "pass a follower of the client that take_over got")
-        h = follower.heritage(self._listener.timeout)
-        with self._lock:
-            self._check_name(h.name)
-            replaced: List[Optional[Claim]] = []
-            try:
-                with self._listener.locked() as folder:
-                    Claims(folder, self.path).take(h.publication, replaced)
-                memory = Shared(h.kind, h.device, h.users)
-                memory.adopt(h.range, h.undo, h.length, h.chunks, h.kept, not h.writable)
-                p = Publication(self, h.name, memory, writable, heirs, h.told, h)
-                return self._add(p, follower)
-            except BaseException:
-                if replaced and not follower.adopted:
-                    with contextlib.suppress(Error), self._listener.locked() as folder:
-                        Claims(folder, self.path).restore(h.publication, replaced[0])
-                raise
 
     def publications(self) -> List[Publication]:
         self._check_process()
@@ -932,8 +926,6 @@ class Server(OfProcess):
         """
         if self._forked:
             self._listener.close()
-            if self._folder is not None:
-                self._folder.close()
             return
         if self._state is State.CLOSED:
             return
@@ -964,25 +956,4 @@ class Server(OfProcess):
         retry()
         if failed:
             raise failed[0]
-        if self._folder is not None:
-            self._folder.close()
         self._state = State.CLOSED
-
-
-def take_over(client: Client, timeout: Optional[float] = None) -> Server:
-    """Replaces a server whose process has ended. Its followers made with ``keep_descriptors`` can become publications.
-
-    It waits until the process has ended, not only its connection, since GPU work can outlive the connection. Then it
-    serves the socket and closes the client, whose followers keep what they have; pass each of them that continues to
-    :meth:`Server.adopt`. Followers in other processes that reconnect keep their memory. It raises SupersededError if
-    another process serves the socket already; the client then stays open. ``timeout`` limits the wait, in seconds. After
-    Ctrl-C it can be called again.
-    """
-    if not client.path:
-        raise NotSupported("a client whose socket is not known", "make it with connect")
-    folder = client.leaves(timeout)
-    _conn.check_folder(folder.number, client.path)
-    try:
-        return Server(client.path, _before=client, _folder=folder)
-    except PeerError as e:
-        raise SupersededError(f"another process serves {client.path!r} already: {e}", "follow that one") from None

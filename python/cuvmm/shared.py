@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from ctypes import c_void_p
-from typing import Any, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence, TypeVar
 
 from . import _driver, _memory
 from ._descriptor import ELEMENTS, NUMBERS, element_name
@@ -14,7 +14,9 @@ from ._process import OfProcess, State
 from ._replica import Chunk
 from ._undo import Undo
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import AccessError, ArgumentError, CapacityError, ClosedError, InUseError, counted, whole
+from .errors import ArgumentError, CapacityError, ClosedError, InUseError, counted, whole
+
+S = TypeVar("S", bound="Shared")
 
 _MOST_RESERVED = 1 << 60  # more than any device has addresses for
 
@@ -40,15 +42,14 @@ class Shared(OfProcess):
         self._range: _memory.Range
         self._pieces: List[_Piece] = []  # the chunks of the range
         self._length = 0
-        self._readonly = False  # of an heir that only read
         self._publisher: Any = None  # the publication that shows it
         self._shown = 0  # pieces that a publication may show
         self._state = State.OPEN
 
     def __repr__(self) -> str:
-        return f"<cuvmm.Shared of {self._length} {self._kind.name} on device {self._device.ordinal}>"
+        return f"<cuvmm.{type(self).__name__} of {self._length} {self._kind.name} on device {self._device.ordinal}>"
 
-    def __enter__(self) -> "Shared":
+    def __enter__(self: S) -> S:
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
@@ -82,7 +83,7 @@ class Shared(OfProcess):
         with self._lock:
             self._check()
             at = self._range.address
-            return Array(self._device, at, self._length, self._kind, self._readonly, self._users, at, _no_order, self)
+            return Array(self._device, at, self._length, self._kind, False, self._users, at, _no_order, self)
 
     def _check(self) -> None:
         if self._state is not State.OPEN:
@@ -113,21 +114,13 @@ class Shared(OfProcess):
             self._settle()
             need = self._rounded(length * self._kind.size) - self._range.mapped
             if need > 0:
-                if self._readonly:
-                    raise AccessError("more of memory that this process took over as an heir that only reads", "publish a copy that this process may write")
                 h = _memory.create(self._device, need, self._undo)
                 self._range.attach([h])
                 self._pieces.append(_Piece(_chunk(need), h))
             self._length = length
 
-    @property
-    def readonly(self) -> bool:
-        """Whether this process can only read it: that of a publication which it took over as an heir that only reads."""
-        return self._readonly
-
-    def adopt(self, r: _memory.Range, undo: Undo, length: int, chunks: Sequence[Chunk], handles: Sequence[_memory.Exportable], readonly: bool = False) -> None:
+    def adopt(self, r: _memory.Range, undo: Undo, length: int, chunks: Sequence[Chunk], handles: Sequence[_memory.Exportable]) -> None:
         """Takes over a range with its memory, which ``undo`` holds, for its first elements."""
-        self._readonly = readonly
         self._undo, self._range, self._pieces, self._length = undo, r, [_Piece(c, h) for c, h in zip(chunks, handles)], length
 
     # For its publication.
@@ -229,12 +222,8 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
     (torch.bfloat16, numpy.dtype). ``reserve`` is the
     size to which it can grow, in bytes. ``torch.from_dlpack(shared.array)`` is a tensor of it.
     """
-    name = element_name(dtype)
-    if name not in NUMBERS:
-        raise ArgumentError(f"elements of type {dtype!r}", "use one of " + ", ".join(sorted(NUMBERS)))
+    kind = kind_of(dtype)
     length, reserve = whole(length, "elements"), whole(reserve, "bytes to reserve")
-    number = NUMBERS[name]
-    kind = ElementType(name, ELEMENTS[number].size, number)
     if length < 0 or reserve < 0 or max(reserve, length * kind.size) > _MOST_RESERVED:
         raise ArgumentError(f"{length} elements of {kind.size} bytes, and {reserve} bytes to reserve", f"pass sizes from 0 to {_MOST_RESERVED} bytes")
     dev = _driver.device(device)
@@ -248,6 +237,15 @@ def empty(length: int, dtype: Any = "float32", device: int = 0, *, reserve: int 
     except BaseException:
         shared._undo.abandon()
         raise
+
+
+def kind_of(dtype: Any) -> ElementType:
+    """Returns the type of elements that a caller names, as ``empty`` takes it."""
+    name = element_name(dtype)
+    if name not in NUMBERS:
+        raise ArgumentError(f"elements of type {dtype!r}", "use one of " + ", ".join(sorted(NUMBERS)))
+    number = NUMBERS[name]
+    return ElementType(name, ELEMENTS[number].size, number)
 
 
 def export(tensor: Any) -> Shared:

@@ -11,10 +11,10 @@ from .support import DriverTest, environment, lacks
 
 
 class Peer:
-    """A Go process of tests/peer."""
+    """A process that reads commands, and prints the result of each: by default the Go one of tests/peer."""
 
-    def __init__(self) -> None:
-        self.process = subprocess.Popen([os.environ["CUVMM_TEST_PEER"]], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *command: str) -> None:
+        self.process = subprocess.Popen(command or [os.environ["CUVMM_TEST_PEER"]], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.read() == "ready"
 
     def read(self) -> str:

@@ -5,7 +5,7 @@ The commands are those of tests/peer for this, about the publication "table".
 
 import sys
 import time
-from typing import Optional
+from typing import Optional, Tuple
 
 import cuvmm
 from cuvmm import _driver
@@ -27,6 +27,20 @@ def rewrite(p: cuvmm.Publication, exclude_after: Optional[float] = None) -> None
         for part in (0, 1):
             fill(p, part, p.generation)
         p.announce(stream=stream.handle.value)
+
+
+def keep(broker: str, socket: str, length: int, incomplete: bool) -> "Tuple[Optional[cuvmm.Publication], str]":
+    """Publishes memory that a broker keeps, as in tests/peer."""
+    memory = cuvmm.connect_broker(broker, wait=True).keep("table", length, "uint32", wait=True, timeout=60)
+    try:
+        p = cuvmm.Server(socket).publish("table", memory, incomplete=incomplete)
+    except cuvmm.IncompleteError:
+        return None, "incomplete"
+    said = f"{p.generation > 0} {p.rewriting}".lower()
+    if not p.generation or p.rewriting:
+        memory.array.write(bytes(memory.array.nbytes))
+        p.announce()
+    return p, said
 
 
 def check(socket: str, times: int) -> int:
@@ -53,14 +67,8 @@ def main() -> None:
             memory.array.write(bytes(memory.array.nbytes))
             published = cuvmm.Server(words[0]).publish("table", memory, writable=True)
             published.announce()
-        elif what == "inherit":
-            client = cuvmm.connect(words[0], wait=True)
-            table = client.follow("table", write=True, keep_descriptors=True, wait=True)
-            table.next(timeout=60)
-            table.release()
-            print("following", flush=True)
-            published = cuvmm.take_over(client).adopt(table, writable=True)
-            said = len(published.memory)
+        elif what in ("keep", "anew"):
+            published, said = keep(words[0], words[1], int(words[3]), what == "anew")
         elif what == "check":
             said = check(words[0], int(words[2]))
         else:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import subprocess
 import time
-from typing import List, Optional
+from typing import List
 
 import cuvmm
 
-from .support import DriverTest, await_that, environment, lacks
+from .serving import ServedTest
+from .support import await_that
 
 LIKE = {"layer.0.w": ("float32", (2, 3)), "layer.0.b": ("bfloat16", (3,)), "scalar": ("uint8", ())}
 
@@ -24,36 +24,7 @@ def put(t: cuvmm.Tensor, value: bytes) -> None:
     t._device.synchronize()
 
 
-class BrokerTest(DriverTest):
-    process: "subprocess.Popen[str]"
-
-    def setUp(self) -> None:
-        super().setUp()
-        command = os.environ.get("CUVMM_TEST_COMMAND")
-        if not command:
-            lacks("CUVMM_TEST_COMMAND, the program cuvmm (scripts/test-python.sh builds it)")
-        self.socket = os.path.join(self.folder, "s", "broker")
-        self.process = subprocess.Popen([command, "serve", "-socket", self.socket, "-return", "200ms", "-limit", "64"], env=environment(), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-        self.addCleanup(self.end)
-
-    def end(self) -> None:
-        self.process.terminate()
-        _, said = self.process.communicate(timeout=60)
-        self.assertEqual(self.process.returncode, 0, said)
-
-    def connect(self) -> cuvmm.Broker:
-        b = cuvmm.connect_broker(self.socket, 60, wait=True)
-        self.addCleanup(b.close)
-        return b
-
-    def broker_pid(self) -> Optional[int]:
-        for task in os.listdir(f"/proc/{self.process.pid}/task"):
-            with open(f"/proc/{self.process.pid}/task/{task}/children") as f:
-                children = f.read().split()
-            if children:
-                return int(children[0])
-        return None
-
+class BrokerTest(ServedTest):
     def test_tensors_outlive_their_writer_and_the_broker(self) -> None:
         b = self.connect()
         with self.assertRaises(cuvmm.UnknownError):

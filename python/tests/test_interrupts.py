@@ -8,7 +8,6 @@ import ctypes
 import gc
 import logging
 import os
-import pathlib
 import sys
 import tempfile
 import threading
@@ -20,11 +19,14 @@ from unittest import mock
 
 import cuvmm
 import cuvmm.multiprocessing as mp
-from cuvmm import _claims, _conn, _descriptor, _driver, _packet, _wire
+from cuvmm import _conn, _descriptor, _driver, _packet, _page, _wire
 from cuvmm._descriptor import ARRAY, Descriptor, this_process
 from cuvmm._driver import Stream
-from cuvmm._undo import File, Undo
+from cuvmm._undo import Undo
+from cuvmm.broker import Object, ObjectListing
 from cuvmm.errors import Error
+from cuvmm.imported import Imported
+from cuvmm.kept import Kept
 
 from .interrupts import Interrupter, Library, Place
 from .support import DriverTest, await_that
@@ -200,47 +202,35 @@ async def waits(w: World, generations: bool) -> None:
     while w.other._pending is None:
         await asyncio.sleep(0.001)
     with w.table._lock:
-        w.table._write(generation, [], w.table._followers)
+        w.table._write(generation, [], w.table._slots())
     assert await waiting == generation
 
 
-def ended(w: World) -> None:
-    """The publisher ends, as if its process had; a follower has what it takes to continue."""
-    w.keep(w.client.follow("x", write=True, keep_descriptors=True))
-    w.made[0].next(timeout=60)
-    w.server.close()
-    process = w.client._line.conn._process
-    assert process is not None
-    process.close()
-    readable, other = os.pipe()
-    os.close(other)
-    w.client._line.conn._process = process = File()
-    process.open(lambda: readable)
+def kept(w: World) -> None:
+    """Memory as a broker gives it, with a page by which a publisher before has announced it."""
+    memory = sender(w).receive_as(Imported(_driver.device(0), True, True), timeout=60)
+    undo = Undo()
+    page, file = _page.make_page(None, undo)
+    page.store(_page.COMPLETE, 1)
+    about = ObjectListing("k", 0, 100, 1, False, os.getpid(), os.getuid(), 0, (), True)
+    w.keep(undo)  # closed behind the memory
+    w.keep(Kept(Object(mock.Mock(), bytes(16), about, memory, b""), memory._kind, file))
 
 
-def taken_over(w: World) -> None:
-    ended(w)
-    w.keep(cuvmm.take_over(w.client, timeout=60))
+def published(w: World) -> None:
+    kept(w)
+    w.keep(w.server.publish("k", w.made[4]).withdraw)
 
 
-def continues(w: World) -> None:
-    """The follower's publication goes on, with the server and the publication that there are, or others if the calls are repeated."""
-    follower = w.made[0]
-    server = next((m for m in w.made if isinstance(m, cuvmm.Server)), None) or cuvmm.take_over(w.client, timeout=60)
-    w.keep(server)
-    if not follower.adopted:
-        owners = pathlib.Path(w.path + ".owners")
-        assert not owners.exists() or _claims.decode(owners.read_bytes()) == [], "a claim without a publication"
-        server.adopt(follower)
-    publication, = server.publications()
-    with cuvmm.connect(w.path) as client, client.follow("x") as late:
-        late.next(timeout=60)
-        assert len(late) == 100
-        generation = publication.announce()
-        while late.generation < generation:
-            late.next(timeout=60)
-    server.close()
-    publication.memory.close()
+def goes_on_there(w: World) -> None:
+    """Whether the publication was made or not, one goes on where the one before was, and nothing of its memory is open."""
+    memory = w.made[4]
+    published = next((p for p in w.server.publications() if p.memory is memory), None) or w.server.publish("k", memory)
+    with w.client.follow("k") as late:
+        assert late.next(timeout=60) == published.generation > 1 and len(late) == 100
+        assert published.announce() == late.next(timeout=60)
+    published.withdraw()
+    w.goes_on()
 
 
 def lease(w: World) -> None:
@@ -379,8 +369,9 @@ OPS: Dict[str, Op] = {
     "Channel.send": Op(channels, sends, after=arrives),
     "next_async": Op(nothing, lambda w: asyncio.run(waits(w, False)), after=collected),
     "generations": Op(nothing, lambda w: asyncio.run(waits(w, True)), after=collected),
-    "take_over": Op(ended, lambda w: w.keep(cuvmm.take_over(w.client, timeout=60)), after=continues),
-    "adopt": Op(taken_over, lambda w: w.made[1].adopt(w.made[0]), after=continues),
+    "publish what a broker keeps": Op(kept, lambda w: w.server.publish("k", w.made[4]), after=goes_on_there),
+    "withdraw what a broker keeps": Op(published, lambda w: w.made[5](), True),
+    "Kept.close": Op(kept, lambda w: w.made[4].close(), True),
     "Client.close": Op(nothing, lambda w: w.client.close(), True),
 }
 
@@ -430,7 +421,7 @@ class Walks(DriverTest):
             gc.collect()
             self.device.synchronize()
             await_that(lambda: not [t for t in threading.enumerate() if t.name.startswith("cuvmm")], f"{what}: threads end")
-            self.assertEqual(set(os.listdir(folder)) - {"socket.owners"}, set(), f"{what}: sockets are left")
+            self.assertEqual(os.listdir(folder), [], f"{what}: sockets are left")
         wrong, self.library.wrong = self.library.wrong, []
         self.assertEqual(wrong, [], f"{what}: freed twice")
         self.assertEqual(self.library.held, held, f"{what}: the driver's")

@@ -10,8 +10,11 @@
 //	withdraw NAME              ends the publication
 //	follow SOCKET NAME         follows, and prints each generation, length, sum
 //	track SOCKET NAME          the same across publishers, until one withdraws
-//	inherit SOCKET NAME        follows, prints "following", and takes over when the publisher dies
-//	end                        gives the socket back, and keeps the memory
+//	keep BROKER SOCKET NAME LENGTH
+//	                           serves an array that a broker keeps, and prints whether anything was announced
+//	                           before, and whether it is to be written anew; or "incomplete"
+//	anew BROKER SOCKET NAME LENGTH
+//	                           the same, and writes anew what was half written
 //	uniform NAME LENGTH        publishes an array of uint32, all of whose elements are 0
 //	rewrite TIMES              rewrites "table" in two halves, and announces it, so often; 0 is for ever
 //	sleep TIMES                suspends the memory of "table", resumes it, and rewrites it, so often
@@ -32,8 +35,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,6 +71,7 @@ type program struct {
 	arrays   map[string]*vmm.Array[uint32]
 	shown    map[string]*publish.Publication
 	leases   []*handles.Lease
+	kept     []io.Closer // by a broker, behind its client
 }
 
 func run() error {
@@ -105,13 +111,7 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 	name := arg(1)
 	switch arg(0) {
 	case "serve":
-		l, err := peer.Listen(name, arg(2), peer.Options{})
-		if err != nil {
-			return "", err
-		}
-		p.listener = l
-		go func() { _ = p.server.Serve(ctx, l) }() // ends with the listener
-		return "done", nil
+		return "done", p.serve(ctx, name, arg(2))
 	case "publish":
 		return "done", p.publish(ctx, name, n)
 	case "grow":
@@ -129,10 +129,8 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.follow(ctx, name, arg(2))
 	case "track":
 		return "done", p.track(ctx, name, arg(2))
-	case "inherit":
-		return p.inherit(ctx, name, arg(2))
-	case "end":
-		return "done", p.server.Close()
+	case "keep", "anew":
+		return p.keep(ctx, name, arg(2), arg(3), n, arg(0) == "anew")
 	case "uniform":
 		return "done", p.uniform(ctx, name, n)
 	case "turn":
@@ -161,6 +159,16 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return p.lease(n)
 	}
 	return "", fmt.Errorf("the command %q", words)
+}
+
+func (p *program) serve(ctx context.Context, folder, name string) error {
+	l, err := peer.Listen(folder, name, peer.Options{})
+	if err != nil {
+		return err
+	}
+	p.listener = l
+	go func() { _ = p.server.Serve(ctx, l) }() // ends with the listener
+	return nil
 }
 
 // array makes an array of uint32 in which element i is i.
@@ -250,23 +258,15 @@ func (p *program) show(f *publish.Follower[uint32]) error {
 	return nil
 }
 
-// lasting follows across the deaths of publishers.
-func (p *program) lasting(ctx context.Context, socket, name string, o publish.FollowOptions) (*publish.Client, *publish.Follower[uint32], error) {
+// track follows across the deaths of publishers.
+func (p *program) track(ctx context.Context, socket, name string) error {
 	k, err := publish.Dial(ctx, socket, publish.DialOptions{ComeBack: &publish.ComeBack{}})
 	if err != nil {
-		return nil, nil, err
-	}
-	f, err := publish.Follow[uint32](ctx, k, p.dev, name, o)
-	if err != nil {
-		return nil, nil, errors.Join(err, k.Close())
-	}
-	return k, f, nil
-}
-
-func (p *program) track(ctx context.Context, socket, name string) error {
-	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{ReadOnly: true})
-	if err != nil {
 		return err
+	}
+	f, err := publish.Follow[uint32](ctx, k, p.dev, name, publish.FollowOptions{ReadOnly: true})
+	if err != nil {
+		return errors.Join(err, k.Close())
 	}
 	for err == nil {
 		if err = f.Next(ctx); err == nil {
@@ -277,23 +277,6 @@ func (p *program) track(ctx context.Context, socket, name string) error {
 		err = nil
 	}
 	return errors.Join(err, f.Close(), k.Close())
-}
-
-func (p *program) inherit(ctx context.Context, socket, name string) (string, error) {
-	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{KeepDescriptors: true, Reserve: 4 * most})
-	if err != nil {
-		return "", err
-	}
-	if err := errors.Join(f.Next(ctx), f.Release()); err != nil { // a publisher that rewrites does not wait for it
-		return "", errors.Join(err, f.Close(), k.Close())
-	}
-	fmt.Fprintln(os.Stdout, "following")
-	shown, err := publish.TakeOver(ctx, p.server, f, publish.TakeOverOptions{})
-	if err != nil {
-		return "", errors.Join(err, f.Close(), k.Close())
-	}
-	p.shown[name], p.arrays[name] = shown, f.Array()
-	return fmt.Sprint(f.Array().Len()), k.Close()
 }
 
 func (p *program) write(ctx context.Context, socket, name string, value uint32) error {
@@ -391,6 +374,9 @@ func (p *program) close() (err error) {
 	}
 	for _, a := range p.arrays {
 		err = errors.Join(err, a.Close())
+	}
+	for _, k := range slices.Backward(p.kept) {
+		err = errors.Join(err, k.Close())
 	}
 	return err
 }
