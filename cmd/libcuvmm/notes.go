@@ -3,13 +3,14 @@ package main
 // # The cache in front of a pool
 //
 // Notes for readers of the source. A request of a C program or of PyTorch that entered Go
-// would take a microsecond, and keep the runtime's monitor thread awake. So the C front keeps
+// would take a microsecond, and have the runtime's monitor thread look some 60 times in the 10 ms that the runtime
+// then leaves the thread its processor. So the C front keeps
 // blocks that were freed, and serves requests from them (cache.c). In the steady state of
 // a training loop it enters Go for nothing.
 //
 //	cuvmm_alloc ──► the driver: does the stream capture? ──► cache ──serves──► block
 //	                         │ yes, or an error                │ has none
-//	                         └─────────► Go: the pool ◄────────┘ ──► one block, and up to 16 more
+//	                         └─────────► Go: the pool ◄────────┘ ──► one block, and up to 16 more that are free
 //	cuvmm_free  ──► cache ──keeps──► (done)
 //	                  │ more than 64 MiB ──► Go: the pool has up to 128 back at once
 //	                  └ not to be kept   ──► Go: the pool frees it
@@ -17,8 +18,11 @@ package main
 // # What it keeps
 //
 // Blocks of requests up to 256 KiB, which are slots of slabs (vmm/pool/slab.go), and of larger
-// ones up to 4 MiB, which the pool then rounds up by an eighth at most (vmm/pool/front.go), while
-// the live ones have no more than 64 MiB: each on a list of its stream and its class.
+// ones up to 4 MiB, which the pool then rounds up to a class (vmm/pool/front.go): each on a list of
+// its stream and its class. A large request also gets a block of a class up to half as large again.
+// What live blocks have more than they need is 8 MiB at most. As long as there is room
+// the pool rounds up by as much as half, so that caches which grow with each step reach the next class
+// seldom; then by an eighth; then such a request goes to the pool as it is.
 // What is freed on a stream serves the stream's next request at once, whatever the GPU does,
 // since its order is the order of use: as in a shard of the pool. So nothing waits, and a
 // thread may free what another requested. To the pool such a block is live. When it goes back

@@ -82,7 +82,7 @@ func (p *program) token(caches []uintptr, i int) {
 // A training enters Go for nothing once it is warm, and a decoding only when its caches reach
 // the next class; and the pool holds little more than without a cache.
 func TestASteadyProgramDoesNotEnterGo(t *testing.T) {
-	for name, most := range map[string]int{"training": 0, "decoding": 8} {
+	for name, most := range map[string]int{"training": 0, "decoding": 3} {
 		t.Run(name, func(t *testing.T) {
 			_, sys := sim.Open(t)
 			w := newWorld(t, sys.Devices()[0], 1)

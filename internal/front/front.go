@@ -22,8 +22,8 @@ type Pool interface {
 	// large classes; and the class of a request by its size in units of 512 bytes, rounded up.
 	Classes() (sizes []uint64, large int, of []uint8)
 	// Alloc is the pool's Alloc. The class is that of the block, or -1 if no cache may keep it.
-	// A large request has a class only if round is set: it is rounded up.
-	Alloc(bytes int, s *cuda.Stream, round bool) (b Block, class int, err error)
+	// A large request is rounded up to a class by at most so many bytes.
+	Alloc(bytes int, s *cuda.Stream, round uint64) (b Block, class int, err error)
 	// More fills blocks of a class with what the stream has free, and returns how many. They
 	// count as requested with 0 bytes.
 	More(class int, s *cuda.Stream, blocks []Block) int

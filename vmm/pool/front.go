@@ -25,10 +25,11 @@ func (b *behind) SetCache(c front.Cache) {
 }
 
 // A cache may also keep blocks of requests up to mostKept times as large as small ones, in
-// keptSteps classes to each power of two. Such a request takes an eighth more than it needs at
-// most, so that it can have a block that another of its class freed: caches of keys and values
-// that grow by concatenation request a bit more with each step.
-const mostKept, keptSteps = 16, 8
+// keptSteps classes to each power of two. Such a request takes more than it needs, so that it can have
+// a block that another like it freed: caches of keys and values that grow by concatenation
+// request a bit more with each step. It takes up to half more, in coarseSteps classes to each
+// power of two, as long as the cache can spare that, and else up to an eighth.
+const mostKept, keptSteps, coarseSteps = 16, 8, 2
 
 func (b *behind) Classes() (sizes []uint64, large int, of []uint8) {
 	large = b.classes.small
@@ -43,20 +44,27 @@ func (b *behind) Classes() (sizes []uint64, large int, of []uint8) {
 	return sizes, large, of
 }
 
-// roundUp returns the class of a request, or -1, and makes a request one for all of its class, if that is a large one.
-func (b *behind) roundUp(w *want, large bool) (class int) {
+// roundUp returns the class of a request, or -1, and makes a request one for all of its class, if that is a large
+// one, which takes at most so many bytes more.
+func (b *behind) roundUp(w *want, most uint64) (class int) {
 	if w.kind == small {
 		return w.class
 	}
-	if !large || w.bytes > mostKept*b.smallMax {
+	if w.bytes > mostKept*b.smallMax {
 		return -1
 	}
-	class = int(b.keptOf[(w.bytes+quantum-1)/quantum])
-	w.size = b.kept[class]
-	return class
+	step := uint64(1) << (bits.Len64(w.bytes-1) - 1) / coarseSteps
+	for _, size := range []uint64{(w.bytes + step - 1) / step * step, w.bytes} {
+		class = int(b.keptOf[(size+quantum-1)/quantum])
+		if b.kept[class]-w.bytes <= most {
+			w.size = b.kept[class]
+			return class
+		}
+	}
+	return -1
 }
 
-func (b *behind) Alloc(bytes int, s *cuda.Stream, round bool) (front.Block, int, error) {
+func (b *behind) Alloc(bytes int, s *cuda.Stream, round uint64) (front.Block, int, error) {
 	p := (*Pool)(b)
 	var w want
 	if err := p.want(&w, Request{Bytes: bytes, Stream: s}); err != nil {
@@ -78,17 +86,23 @@ func (b *behind) Alloc(bytes int, s *cuda.Stream, round bool) (front.Block, int,
 	return front.Block{Ptr: uint64(got.ptr), Gen: got.gen, Bytes: uint64(bytes)}, class, nil
 }
 
-// More takes from slabs that have room, and makes none.
+// More takes from slabs that have room and from free extents, and makes none.
 func (b *behind) More(class int, s *cuda.Stream, blocks []front.Block) (n int) {
 	sh, ok := core.StreamOf(s).Locals.Get(b.local).(*shard)
-	if !ok || class >= b.classes.small {
+	if !ok {
 		return 0
 	}
 	w := want{kind: small, class: class, align: quantum}
+	if class >= b.classes.small {
+		w = want{kind: mid, size: b.kept[class], align: quantum}
+	}
 	sh.mu.Lock()
 	defer sh.mu.Unlock()
-	for n < len(blocks) && !sh.closed && sh.partial[class] != nil {
+	for n < len(blocks) && !sh.closed && (w.kind == mid || sh.partial[class] != nil) {
 		h := sh.takeLocked(&w)
+		if h == nil {
+			break
+		}
 		blocks[n] = front.Block{Ptr: uint64(h.at()), Gen: h.gen}
 		n++
 	}

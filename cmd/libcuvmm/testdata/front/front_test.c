@@ -24,9 +24,9 @@
 		}                                                           \
 	} while (0)
 
-enum { classes = 4, large_class = 2, slots = 1 << 14, streams = 5, others = 70, threads = 4, held_most = 300, cache_bytes = 512 << 10 };
-static const uint64_t sizes[classes] = {512, 1024, 2048, 4096};
-static const uint8_t of[] = {0, 0, 1, 2, 2, 3, 3, 3, 3};
+enum { classes = 5, large_class = 2, slots = 1 << 14, streams = 5, others = 70, threads = 4, held_most = 300, cache_bytes = 2 << 20 };
+static const uint64_t sizes[classes] = {512, 1024, 2048, 3072, 4096};
+static const uint8_t of[] = {0, 0, 1, 2, 2, 3, 3, 4, 4};
 static const size_t largest = 4096;
 
 // The pool: slots of all classes, and of requests beyond them, which come from a stream's
@@ -91,6 +91,12 @@ int32_t goAlloc(uint64_t pool, size_t bytes, uintptr_t stream, uint64_t arena, c
 	if (bytes > 1 << 20) return cuvmm_say(e, CUVMM_OUT_OF_MEMORY, "too much");
 	int small = bytes <= largest && !arena && !atomic_load(&capturing[stream]);
 	int c = small ? of[(bytes + unit - 1) / unit] : classes;
+	if (c >= large_class && small) { // rounded up to either of two classes, as far as it may be
+		uint64_t most = cuvmm_cache_rounds(the_cache);
+		if (c == 2 && bytes % 3 == 0 && sizes[3] - bytes <= most) c = 3;
+		small = sizes[c] - bytes <= most;
+		if (!small) c = classes;
+	}
 	pthread_mutex_lock(&pool_lock);
 	got->block = take(c, stream, bytes);
 	pthread_mutex_unlock(&pool_lock);
@@ -237,6 +243,11 @@ static void release(uintptr_t p) {
 	atomic_fetch_add(&frees, 1);
 }
 
+// fits reports whether blocks of a class may serve requests of another one.
+static int fits(int size_class, int request) {
+	return size_class == request || (request >= large_class && size_class > request && 2 * sizes[size_class] <= 3 * sizes[request]);
+}
+
 static void *work(void *arg) {
 	struct { uintptr_t ptr; size_t bytes; uintptr_t stream; } mine[held_most];
 	int n = 0, me = (int)(intptr_t)arg;
@@ -257,7 +268,7 @@ static void *work(void *arg) {
 			MUST(cuvmm_alloc(number, bytes, (void *)s, 0, &block, &error) == CUVMM_OK);
 			struct slot *slot = &pool_slots[slot_of((uintptr_t)block)];
 			MUST(slot->stream == s); // it does not change while the block is ours
-			MUST(bytes > largest || slot->size_class == classes || slot->size_class == of[(bytes + unit - 1) / unit]);
+			MUST(bytes > largest || slot->size_class == classes || fits(slot->size_class, of[(bytes + unit - 1) / unit]));
 			MUST(owner[slot_of((uintptr_t)block)] == 0);
 			owner[slot_of((uintptr_t)block)] = me + 1;
 			size_t found = 1 << 30;
@@ -296,7 +307,7 @@ static void exact(uint64_t blocks) {
 	for (uint32_t i = 1; i < the_cache->fresh; i++) records += the_cache->records[i].state != unused;
 	for (int i = 0; i < most_streams; i++) referring += the_cache->streams[i].referring;
 	MUST(records == c.blocks && referring <= c.blocks && the_cache->bytes == 0 && the_cache->moving == 0);
-	MUST(blocks > 0 || the_cache->large_live == 0);
+	MUST(blocks > 0 || the_cache->excess == 0);
 	cuvmm_cache_release(the_cache);
 }
 
@@ -345,15 +356,23 @@ static void steps(void) {
 	release(c);
 	MUST(cuvmm_entries() == before + 1);
 	exact(0);
-	uintptr_t many[200];
-	for (int i = 0; i < 200; i++) many[i] = alloc(4096, 3);
-	for (int i = 0; i < 200; i++) release(many[i]);
+	a = alloc(3000, 3);
+	release(a);
+	before = cuvmm_entries();
+	c = alloc(2000, 3);
+	MUST(c == a && cuvmm_entries() == before && the_cache->excess == 3072 - 2000);
+	release(c);
+	MUST(the_cache->excess == 0);
+	exact(0);
+	uintptr_t many[600];
+	for (int i = 0; i < 600; i++) many[i] = alloc(4096, 3);
+	for (int i = 0; i < 600; i++) release(many[i]);
 	MUST(the_cache->large_bytes == the_cache->bytes);
 	release(alloc(600, 3));
 	give_large();
 	MUST(the_cache->large_bytes == 0 && the_cache->bytes > 0);
-	for (int i = 0; i < 200; i++) many[i] = alloc(4096, 3);
-	for (int i = 0; i < 200; i++) release(many[i]);
+	for (int i = 0; i < 600; i++) many[i] = alloc(4096, 3);
+	for (int i = 0; i < 600; i++) release(many[i]);
 	MUST(pool_live <= cache_bytes / 4096); // it keeps no more
 	exact(0);
 }
