@@ -216,10 +216,10 @@ func (p picture) write(s inspect.Snapshot) {
 		fmt.Fprintf(p.out, "%s  %s: %s mapped of %s%s\n", r.Ptr, holder, size(mapped), size(r.Bytes), sharing(s, r))
 		p.draw(cells(r, in[r.Ptr], perCell, p.width))
 	}
-	for i, m := range s.Managed {
-		if i == 0 {
-			fmt.Fprintln(p.out, managedLegend)
-		}
+	if slices.ContainsFunc(s.Managed, func(m inspect.Managed) bool { return m.Located }) {
+		fmt.Fprintln(p.out, managedLegend)
+	}
+	for _, m := range s.Managed {
 		fmt.Fprintf(p.out, "%s  %s\n", m.Ptr, residency(m))
 		r, on := located(m)
 		p.draw(cells(r, on, perCell, p.width))

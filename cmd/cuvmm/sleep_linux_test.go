@@ -234,7 +234,11 @@ func TestSleepAndWake(t *testing.T) {
 	require.Contains(t, s.runs(exitOK, "sleep"), fmt.Sprintf("process %d sleeps: it suspended ", s.pid))
 	require.Zero(t, s.taken())
 	s.runs(exitOK, "sleep") // sleeps already
-	require.Contains(t, s.runs(exitFailed, "map"), "has slept since")
+	require.Contains(t, s.runs(exitFailed, "map"), "has been asleep since")
+	var listed bytes.Buffer
+	require.Zero(t, run([]string{"top"}, &listed, &listed, s.h))
+	require.Contains(t, listed.String(), fmt.Sprintf("sleeps off the GPUs: cuvmm wake %d puts it back", s.pid))
+	require.Contains(t, fmt.Sprint(suspended(s.h)), fmt.Sprintf("process %d (", s.pid))
 	require.Equal(t, fmt.Sprintf("process %d is awake\n", s.pid), s.runs(exitOK, "wake"))
 	require.Equal(t, awake, s.taken())
 	s.runs(exitOK, "wake") // is awake already

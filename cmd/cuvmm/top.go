@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/inspect"
@@ -56,6 +57,8 @@ type process struct {
 	Map    *inspect.Snapshot `json:"map,omitempty"`
 	// Error is why the map could not be read.
 	Error string `json:"error,omitempty"`
+	// Asleep reports whether that is because cuvmm sleep took the process off the GPUs.
+	Asleep bool `json:"asleep,omitempty"`
 	// Objects are those of a broker that it holds.
 	Objects []broker.Listing `json:"objects,omitempty"`
 }
@@ -179,13 +182,20 @@ func offering(ctx context.Context, h host) ([]process, error) {
 	return all, err
 }
 
-// suspended returns the processes that have suspended memory, of those that offer their maps.
+// suspended returns the processes that have suspended memory, or sleep off the GPUs, of those
+// that offer their maps.
 func suspended(h host) (all []finding) {
 	running, err := offering(context.Background(), h)
 	if err != nil {
 		return []finding{{Check: "suspended memory", Severity: note, Device: machine, Seen: err.Error(), Means: "it is not known which processes have suspended memory"}}
 	}
 	for _, p := range running {
+		if p.Asleep {
+			all = append(all, finding{Check: "suspended memory", Severity: note, Device: machine,
+				Seen:   fmt.Sprintf("process %d (%s) sleeps off the devices", p.PID, p.Name),
+				Means:  "the devices have all of its memory for others, and without room for it cuvmm wake loses the process",
+				Remedy: fmt.Sprintf("leave room for it, and put it back with cuvmm wake %d; or end it", p.PID)})
+		}
 		if p.Map == nil || p.Map.Totals.Suspended == 0 {
 			continue
 		}
@@ -209,7 +219,7 @@ func summary(ctx context.Context, h host, s serve.Socket) process {
 		allocated := m.Totals.AllocatedBytes + m.Totals.ManagedBytes
 		return process{PID: s.PID, Name: m.Process.Name, Allocated: &allocated, Offers: true, Map: &m}
 	}
-	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Offers: true, Error: err.Error()}
+	return process{PID: s.PID, Name: h.text(fmt.Sprintf("proc/%d/comm", s.PID)), Offers: true, Error: err.Error(), Asleep: errors.Is(err, cuda.ErrSuspended)}
 }
 
 // seen returns the processes that NVML lists, each once however many GPUs it uses.
@@ -267,6 +277,8 @@ func writeProcesses(out io.Writer, all []process, note string) {
 		line := fmt.Sprintf("%8d  %-24s %10s %10s %10s %10s", p.PID, shortTo(p.Name, 24), known(p.Bytes), allocated, pools, requested)
 		fmt.Fprintln(out, strings.TrimRight(line, " "))
 		switch {
+		case p.Asleep:
+			fmt.Fprintf(out, "%8s  sleeps off the GPUs: cuvmm wake %d puts it back\n", "", p.PID)
 		case p.Error != "":
 			fmt.Fprintf(out, "%8s  does not show its map: %s\n", "", p.Error)
 		case p.Map != nil:

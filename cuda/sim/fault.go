@@ -92,7 +92,7 @@ func (f Fault) wrong() string {
 	_, known := driver.CallByName(f.Call)
 	switch {
 	case f.Call != "" && !known:
-		return fmt.Sprintf("there is no driver call %q; Calls lists them", f.Call)
+		return fmt.Sprintf("there is no driver call %q; sim.Calls lists them", f.Call)
 	case f.After < 0 || f.Delay < 0 || f.Parts < 0:
 		return fmt.Sprintf("After %d, Delay %v, Parts %d; none of them is negative", f.After, f.Delay, f.Parts)
 	case f.Parts > 0 && f.Call != driver.CallMemSetAccess.String() && f.Call != driver.CallMemUnmap.String():
@@ -149,7 +149,7 @@ func (m *Machine) OnCall(f func(call string)) {
 func (m *Machine) Count(call string) int {
 	c, ok := driver.CallByName(call)
 	if !ok {
-		panic(fmt.Sprintf("sim: Count: there is no driver call %q; Calls lists them", call))
+		panic(fmt.Sprintf("sim: Count: there is no driver call %q; sim.Calls lists them", call))
 	}
 	m.faults.mu.Lock()
 	defer m.faults.mu.Unlock()

@@ -117,7 +117,7 @@ func (r *rig) mappedOnce() driver.Ptr {
 func TestMisusedFaultsPanic(t *testing.T) {
 	r := start(t, Options{})
 	for want, f := range map[string]Fault{
-		`there is no driver call "MemCreate"; Calls lists them`:             {Call: "MemCreate", Result: 2},
+		`there is no driver call "MemCreate"; sim.Calls lists them`:         {Call: "MemCreate", Result: 2},
 		`Parts is for cuMemSetAccess and cuMemUnmap, not for "cuMemCreate"`: {Call: "cuMemCreate", Parts: 1, Result: 2},
 		"Parts without a Result":                                 {Call: "cuMemUnmap", Parts: 1},
 		"without a Result and without a Delay does nothing":      {Call: "cuMemCreate"},
@@ -127,7 +127,7 @@ func TestMisusedFaultsPanic(t *testing.T) {
 	} {
 		panicsWith(t, want, func() { r.m.Inject(f) })
 	}
-	panicsWith(t, `sim: Count: there is no driver call "cuNothing"; Calls lists them`, func() { r.m.Count("cuNothing") })
+	panicsWith(t, `sim: Count: there is no driver call "cuNothing"; sim.Calls lists them`, func() { r.m.Count("cuNothing") })
 }
 
 func panicsWith(t *testing.T, want string, f func()) {

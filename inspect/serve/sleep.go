@@ -277,7 +277,7 @@ func (s *sleeper) handler() http.Handler {
 			_ = json.NewEncoder(w).Encode(result) // an error means that the client is gone
 		case state == suspended:
 			// A snapshot asks the driver, whose calls may wait until the process is back.
-			http.Error(w, fmt.Sprintf("the process has slept since %s: wake it with cuvmm wake", since.Format(time.TimeOnly)), http.StatusServiceUnavailable)
+			http.Error(w, "asleep since "+since.Format(time.TimeOnly), http.StatusServiceUnavailable)
 		default:
 			shown.ServeHTTP(w, r)
 		}

@@ -186,7 +186,8 @@ func (s Socket) dial(ctx context.Context) (net.Conn, error) {
 	return new(net.Dialer).DialContext(ctx, "unix", s.Path)
 }
 
-// Snapshot fetches a snapshot from the process, as inspect.Take takes it.
+// Snapshot fetches a snapshot from the process, as inspect.Take takes it. While the process
+// sleeps it returns cuda.ErrSuspended.
 func (s Socket) Snapshot(ctx context.Context) (inspect.Snapshot, error) {
 	return s.snapshot(ctx, "snapshot", inspect.Read)
 }
@@ -221,15 +222,18 @@ func (s Socket) ask(ctx context.Context, op, method, name string) (body io.ReadC
 	if err != nil {
 		return nil, fmt.Errorf("%s: process %d: %w", op, s.PID, err)
 	}
-	if method == http.MethodPost && response.StatusCode == http.StatusNotFound {
-		_ = response.Body.Close()
+	if response.StatusCode == http.StatusOK {
+		return response.Body, nil
+	}
+	why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // as far as it goes
+	_ = response.Body.Close()
+	text := strings.TrimSpace(string(why))
+	switch {
+	case response.StatusCode == http.StatusServiceUnavailable:
+		return nil, errs.New(errs.Failure{Op: op, Kind: errs.Suspended, Asked: fmt.Sprintf("process %d has been %s", s.PID, text), Hint: fmt.Sprintf("wake it with cuvmm wake %d", s.PID)})
+	case response.StatusCode == http.StatusNotFound && method == http.MethodPost:
 		return nil, errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: fmt.Sprintf("process %d has not called serve.OfferSleep", s.PID),
 			Hint: "have it do that in place of serve.Offer"})
 	}
-	if response.StatusCode != http.StatusOK {
-		why, _ := io.ReadAll(io.LimitReader(response.Body, 1000)) // as far as it goes
-		_ = response.Body.Close()
-		return nil, fmt.Errorf("%s: process %d: %s: %s", op, s.PID, response.Status, strings.TrimSpace(string(why)))
-	}
-	return response.Body, nil
+	return nil, fmt.Errorf("%s: process %d: %s: %s", op, s.PID, response.Status, text)
 }
