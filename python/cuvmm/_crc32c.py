@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from ctypes import byref, c_char, c_uint32
-from typing import Callable, List
+from typing import Callable, Dict, Iterable, List, NamedTuple
 
 from . import _torch_library as library
 from .errors import NotSupported
@@ -68,6 +68,23 @@ def _in_libcuvmm(data: memoryview) -> int:
 def combined(a: int, b: int, n: int) -> int:
     """Returns the sum of two runs of bytes from their sums, and the length of the second: n bytes behind it multiply it by x^(8n)."""
     return _times(_power(n), a) ^ b
+
+
+class Run(NamedTuple):
+    """The sum of some bytes of something: what that is, where in it they begin, and how many they are."""
+
+    of: int
+    start: int
+    nbytes: int
+    digest: int
+
+
+def joined(runs: Iterable[Run]) -> Dict[int, int]:
+    """Returns the sum of each thing whose bytes were summed in runs."""
+    all: Dict[int, int] = {}
+    for r in sorted(runs):
+        all[r.of] = combined(all.get(r.of, 0), r.digest, r.nbytes)
+    return all
 
 
 @functools.lru_cache(maxsize=64)

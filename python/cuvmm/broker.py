@@ -12,12 +12,13 @@ from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Seq
 from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
 from ._description import read_text, text_file
+from ._digests import digests_of
 from ._layout import placed
-from ._manifest import parse
+from ._manifest import Manifest, Placed, parse
 from ._process import OfProcess
 from ._undo import File
 from .array import close_at_exit, close_when_unused
-from .errors import (AccessError, ArgumentError, ClosedError, Error, ExistsError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
+from .errors import (AccessError, ArgumentError, ClosedError, DigestError, Error, ExistsError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
                      TooLargeError, UnknownError, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, Message, dial
 from .kept import Kept
@@ -78,6 +79,19 @@ class Object(Tensors):
     def __repr__(self) -> str:
         return f"<cuvmm.Object {quoted(self.about.name)}, version {self.about.version}, of {counted(len(self), 'tensor')}>"
 
+    def verify(self) -> None:
+        """Compares the memory with the digests that the manifest has of each tensor: DigestError if a process has written to it since.
+
+        It reads all of it, with threads. NotSupported if a tensor has no digest: the writer makes them if it is told to.
+        """
+        name, tensors = quoted(self.about.name), sorted(self._placed.values(), key=lambda p: p.offset)
+        bare = next((p.name for p in tensors if not p.digest), None)
+        if bare is not None or not tensors:
+            raise NotSupported(f"object {name}, " + ("whose manifest has no tensors" if bare is None else f"whose tensor {quoted(bare)} has no digest"), "write it with digests=True")
+        for p, found in zip(tensors, _digests(self.memory, tensors)):
+            if found != p.digest:
+                raise DigestError(f"object {name}, tensor {quoted(p.name)}: {found}, where the manifest has {p.digest}", "write the object anew, and find what wrote to it since")
+
     def check(self) -> None:
         """LostError once a broker that this process came back to does not have the object. The memory stays as it is."""
         if self._lost:
@@ -105,10 +119,9 @@ class Writer(Tensors):
     Tensors of it that outlive the statement are read-only from then on, and keep the memory mapped.
     """
 
-    def __init__(self, o: Object, manifest: bytes) -> None:
-        self._object, self._manifest, self._committed = o, manifest, False
-        self.memory = o.memory
-        self._placed = {p.name: p for p in within(len(o.memory), parse(manifest)).tensors}
+    def __init__(self, o: Object, m: Manifest, digests: bool) -> None:
+        super().__init__(o.memory, within(len(o.memory), m).by_name())
+        self._object, self._manifest, self._digests, self._committed = o, m, digests, False
 
     def commit(self) -> Object:
         """Waits for all work of the device, makes the memory read-only and has the broker serve the object, which is the caller's to close.
@@ -118,14 +131,15 @@ class Writer(Tensors):
         if self._committed:
             raise InUseError("an object that is committed", "write another")
         self.memory.protect()
-        file = File()
+        o, m, file = self._object, self._manifest, File()
+        if self._digests:
+            m = Manifest(m.nbytes, [p._replace(digest=d) for p, d in zip(m.tensors, _digests(self.memory, m.tensors))])
         try:
-            version = self._object._broker._commit(self._object, text_file(self._manifest, file).number)
+            version = o._broker._commit(o, text_file(m.text(), file).number)
         finally:
             file.close()
-        o = self._object
         o.about = o.about._replace(version=version)
-        o._placed, self._committed = self._placed, True
+        o._placed, self._committed = m.by_name(), True
         return o
 
     def close(self) -> None:
@@ -141,6 +155,14 @@ class Writer(Tensors):
             close_at_exit(self.close, error)
         elif not self._committed:
             close_when_unused(self.commit().close)  # what a loop over the tensors has left is read-only by now
+
+
+def _digests(memory: Imported, tensors: Sequence[Placed]) -> List[str]:
+    array = memory.array  # while which is in use the memory is not closed
+    try:
+        return digests_of(memory.device, array.ptr, tensors)
+    finally:
+        del array  # or the traceback of an error would have it
 
 
 class Broker(OfProcess):
@@ -194,19 +216,20 @@ class Broker(OfProcess):
                     raise
                 self._await(name, until)
 
-    def writer(self, name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False) -> Writer:
+    def writer(self, name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False) -> Writer:
         """Makes an object for this process to write. Nobody sees it before it is committed, and nobody ever does if this process ends before.
 
         ``like`` says which tensors it has: anything with a ``dtype`` and a ``shape``, such as a ``state_dict``, or tuples of both. An
-        ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written.
+        ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written. With
+        ``digests`` the manifest gets a digest (CRC-32C) of each tensor at the commit, which reads all of them, for :meth:`Object.verify`.
         """
         m = placed(like)
         dev = _driver.device(device)
         o = self._take("create", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
                                           "ephemeral": bool(ephemeral), "alone": bool(alone)}, write=True)
-        return Writer(o, m.text())
+        return Writer(o, m, digests)
 
-    def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False) -> Object:
+    def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False, digests: bool = False) -> Object:
         """Attaches an object, or has this process write it: of all that ask at the same time one fills it, and the others wait for it.
 
         They take its place if it fails or ends. ``fill`` writes the tensors of the writer; they are committed when it returns.
@@ -217,7 +240,7 @@ class Broker(OfProcess):
             except UnknownError:
                 pass
             try:
-                w = self.writer(name, like, device, ephemeral=ephemeral, alone=True)
+                w = self.writer(name, like, device, ephemeral=ephemeral, alone=True, digests=digests)
             except (ExistsError, WritingError):
                 continue
             try:
@@ -513,6 +536,6 @@ def attach(name: str, device: int = 0, *, version: int = 0, wait: bool = False, 
     return _broker().attach(name, device, version=version, wait=wait, timeout=timeout)
 
 
-def writer(name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False) -> Writer:
+def writer(name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False) -> Writer:
     """:meth:`Broker.writer` by the default broker's socket, to which the process stays connected."""
-    return _broker().writer(name, like, device, ephemeral=ephemeral, alone=alone)
+    return _broker().writer(name, like, device, ephemeral=ephemeral, alone=alone, digests=digests)

@@ -59,7 +59,7 @@ class ChangedError(Error):
 
 
 class DigestError(Error):
-    """The bytes that were read do not have the digest that the file declares."""
+    """The bytes that were read do not have the digest that the file, or the manifest of an object, declares."""
 
 
 class ClosedError(Error):

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
-import ctypes
-import mmap
+import itertools
 import os
 import sys
-import threading
 from typing import Any, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 from . import _crc32c
 from ._descriptor import ELEMENTS
-from ._driver import HostPin, Stream
 from ._layout import ALIGN, placed, state_of
 from ._manifest import Manifest, Placed, contiguous, parse
+from ._pieces import Pieces, Room, usual_threads
 from ._safetensors import Block, Model, Stored
-from ._undo import Passing
 from .array import Array, ElementType, close_at_exit
 from .errors import ArgumentError, FormatError, UnknownError, counted, quoted, whole
 from .shared import Shared, empty
 
-_PIECE = 4 << 20
-_MOST_THREADS, _THREADS_LIMIT = 16, 256
+_THREADS_LIMIT = 256
 
 
 class Tensor(Array):
@@ -200,7 +195,7 @@ def load_file(path: Any, device: int = 0, *, parts: Optional[Mapping[str, Any]] 
     (FormatError). A file that is written meanwhile is a ChangedError, and a whole tensor that does not have the digest (CRC-32C) that the
     file declares is a DigestError, unless ``digests`` is False. After an error the contents of ``into`` are undefined.
     """
-    threads = whole(threads, "threads") or min(_MOST_THREADS, os.cpu_count() or 1)
+    threads = whole(threads, "threads") or usual_threads()
     if not 1 <= threads <= _THREADS_LIMIT:
         raise ArgumentError(counted(threads, "thread"), f"pass 1 to {_THREADS_LIMIT}, or 0")
     if into is not None and into.dtype != "uint8":
@@ -269,80 +264,23 @@ class _Part(NamedTuple):
     declared: Optional[Stored]
 
 
-class _Loading:
+class _Loading(Pieces):
     """Bytes that threads read into pinned memory and copy: blocks at their places in memory, with zeros between them."""
 
     def __init__(self, memory: Shared, blocks: List[_Part], nbytes: int) -> None:
-        self.pointer, self.device = memory.array.ptr, memory.device  # no array, which would be in use in the traceback of an error
-        self.blocks, self.ends, self.nbytes = blocks, [p.start + p.block.nbytes for p in blocks], nbytes
-        self.sums: List[Tuple[int, int, int, int]] = []  # block, place in it, bytes and digest of what was read
+        super().__init__(memory.device, memory.array.ptr, nbytes)  # no array, which would be in use in the traceback of an error
+        self.blocks, self.ends = blocks, [p.start + p.block.nbytes for p in blocks]
+        self.sums: List[_crc32c.Run] = []  # of what was read of blocks
         self._digest = _crc32c.fastest() if any(p.declared for p in blocks) else _crc32c.in_python
-        self._lock, self._taken = threading.Lock(), 0
-        self._failed: List[BaseException] = []
 
-    def run(self, threads: int) -> None:
-        self.device.driver.check_process()
-        workers = [threading.Thread(target=self._work, name="cuvmm load", daemon=True) for _ in range(min(threads, -(-self.nbytes // _PIECE)))]
-        started: List[threading.Thread] = []
-        try:
-            for w in workers:
-                started.append(w)
-                w.start()
-            for w in started:
-                w.join()
-        except BaseException as e:  # Ctrl-C: the workers end with their pieces
-            self._failed.append(e)
-            raise
-        finally:
-            for w in started:
-                if w.ident is not None:
-                    w.join()
-        if self._failed:
-            raise self._failed[0]
-
-    def _next(self) -> int:
-        with self._lock:
-            at = self._taken
-            self._taken += _PIECE
-            return at if not self._failed else self.nbytes
-
-    def _work(self) -> None:
-        try:
-            mine = Passing()
-            try:
-                self._copy_pieces(mine)
-            except BaseException:
-                mine.abandon()
-                raise
-            mine.close()
-        except BaseException as e:
-            self._failed.append(e)
-
-    def _copy_pieces(self, mine: Passing) -> None:
-        memory = mmap.mmap(-1, 2 * _PIECE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without huge pages
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        raw = (ctypes.c_char * (2 * _PIECE)).from_buffer(memory)
-        pin: HostPin = mine.own(HostPin(self.device, raw))
-        pin.make()
-        streams = [Stream(self.device, mine) for _ in range(2)]
-        address, view = ctypes.addressof(raw), memoryview(raw).cast("B")
-        try:
-            i = 0
-            while True:
-                at = self._next()
-                if at >= self.nbytes:
-                    return
-                n = min(_PIECE, self.nbytes - at)
-                streams[i].synchronize()
-                self._read(view[i * _PIECE:i * _PIECE + n], at)
-                with self.device.current() as d:
-                    d.call("cuMemcpyHtoDAsync_v2", self.pointer + at, address + i * _PIECE, n, streams[i].handle)
-                i = 1 - i
-        finally:
-            for s in streams:
-                s.synchronize()
+    def work(self, rooms: List[Room]) -> None:
+        for room in itertools.cycle(rooms):
+            at, n = self.next()
+            if not n:
+                return
+            room.stream.synchronize()
+            self._read(room.view[:n], at)
+            self.copy("cuMemcpyHtoDAsync_v2", self.pointer + at, room.address, n, room.stream)
 
     def _read(self, to: memoryview, at: int) -> None:
         """Fills a piece, which begins at byte ``at`` of the memory."""
@@ -356,16 +294,13 @@ class _Loading:
                 b.file.read_into(to[done:done + n], offset)
                 done += n
             if declared is not None:
-                self.sums.append((i, at + begin - start, done - begin, self._digest(to[begin:done])))
+                self.sums.append(_crc32c.Run(i, at + begin - start, done - begin, self._digest(to[begin:done])))
             i += 1
         to[done:] = bytes(len(to) - done)
 
     def compare(self) -> None:
         """Raises an error if what was read of a whole tensor is not what its file declares."""
-        read: Dict[int, int] = {}
-        for i, _, n, digest in sorted(self.sums):
-            read[i] = _crc32c.combined(read.get(i, 0), digest, n)
-        for i, digest in read.items():
+        for i, digest in _crc32c.joined(self.sums).items():
             declared = self.blocks[i].declared
             assert declared is not None
             declared.check(digest)

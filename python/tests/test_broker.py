@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import subprocess
 import time
-from typing import List
+from typing import List, Tuple
 
 import cuvmm
+from cuvmm._pieces import PIECE
 
 from .serving import ServedTest
-from .support import await_that
+from .support import await_that, environment
 
 LIKE = {"layer.0.w": ("float32", (2, 3)), "layer.0.b": ("bfloat16", (3,)), "scalar": ("uint8", ())}
 
@@ -22,6 +24,21 @@ def put(t: cuvmm.Tensor, value: bytes) -> None:
     with t._device.current() as d:
         d.call("cuMemcpyHtoDAsync_v2", t.ptr, ctypes.addressof(raw), len(value), None)
     t._device.synchronize()
+
+
+class Given:
+    """A tensor of uint8 as a framework has it, at an address."""
+
+    dtype = "uint8"
+
+    def __init__(self, address: int, shape: Tuple[int, ...]) -> None:
+        self._address, self.shape = address, shape
+
+    def data_ptr(self) -> int:
+        return self._address
+
+    def stride(self) -> Tuple[int, ...]:
+        return (1,)
 
 
 class BrokerTest(ServedTest):
@@ -142,3 +159,49 @@ class BrokerTest(ServedTest):
                 self.connect().writer("big", {"t": ("uint8", (63 << 20,))})
             await_that(lambda: o.wanted and mine.wanted, "the holders are asked")
             self.assertEqual([x.name for x in b.list()], ["cache"])
+
+    def objects(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Runs cuvmm objects, the verbs of Go."""
+        return subprocess.run([os.environ["CUVMM_TEST_COMMAND"], "objects", "-socket", self.socket, *arguments], env=environment(), capture_output=True, text=True, timeout=60)
+
+    def test_digests(self) -> None:
+        """Each language finds what was written after a commit in the other, in tensors that share bytes and in those over several pieces."""
+        b, long = self.connect(), 5 * (PIECE // 2) + 3
+        like = {"long": Given(1 << 20, (long,)), "its end": Given((1 << 20) + long - 10, (10,)), "none": ("uint8", (0,)), "w": ("float32", (3,))}
+        with b.writer("model", like, digests=True) as w:
+            put(w["long"], bytes(n * n >> 8 & 255 for n in range(256)) * (long // 256) + bytes(long % 256))
+            put(w["w"], bytes(range(12)))
+        for check in (self.connect().attach("model"), b.attach("model")):
+            with check:
+                check.verify()
+        self.assertEqual(self.objects("verify", "model").returncode, 0)
+        images = self.path("images")
+        os.mkdir(images)
+        self.assertEqual(self.objects("save", images, "model").returncode, 0)
+        b.remove("model")
+        self.assertEqual(self.objects("load", images).returncode, 0)
+        with b.attach("model") as o:
+            o.verify()
+            self.assertEqual(o["w"].tobytes(), bytes(range(12)))
+            writable = b._take("attach", 0, {"name": "model", "version": 0}, write=True)
+            put(writable["its end"], b"0123456789")  # what a reader is trusted not to do
+            for _ in range(2):
+                with self.assertRaisesRegex(cuvmm.DigestError, '"model", tensor "long": crc32c:[0-9a-f]{8}, where the manifest has crc32c:[0-9a-f]{8} .write the object anew'):
+                    o.verify()
+            said = self.objects("verify", "model")
+            self.assertNotEqual(said.returncode, 0)
+            self.assertIn("long", said.stderr)
+            writable.close()
+
+    def test_objects_without_digests(self) -> None:
+        b = self.connect()
+        with b.writer("model", LIKE):
+            pass
+        with b.attach("model") as o, self.assertRaisesRegex(cuvmm.NotSupported, "tensor .* has no digest .write it with digests=True"):
+            o.verify()
+        with b.writer("empty", {}, digests=True):
+            pass
+        with b.attach("empty") as o, self.assertRaisesRegex(cuvmm.NotSupported, "no tensors"):
+            o.verify()
+        with b.ensure("made", LIKE, lambda w: None, digests=True) as o:
+            o.verify()
