@@ -27,7 +27,9 @@ type Client struct {
 	o       DialOptions
 	number  holder
 	closer  life.Closer
-	ctx     context.Context // ends with Close, and when a client that does not come back is cut off
+	closing context.Context // ends with Close
+	endAll  context.CancelFunc
+	ctx     context.Context // ends with closing, and when a client that does not come back is cut off
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
@@ -128,7 +130,8 @@ func newClient(ctx context.Context, c *peer.Conn) (*Client, error) {
 		_ = c.Close()
 		return nil, err
 	}
-	k.ctx, k.cancel = context.WithCancel(context.Background())
+	k.closing, k.endAll = context.WithCancel(context.Background())
+	k.ctx, k.cancel = context.WithCancel(k.closing)
 	k.now = newLine(c, k.wanted)
 	return k, nil
 }
@@ -291,8 +294,9 @@ func (k *Client) release(l *line, key keeper.Key) {
 	if still {
 		return
 	}
+	ctx := context.WithoutCancel(k.ctx) // the connection bounds it
 	for {
-		_, err := l.do(k.ctx, "broker.Client", request{kind: wire.BrokerRelease, key: key})
+		_, err := l.do(ctx, "broker.Client", request{kind: wire.BrokerRelease, key: key})
 		if err == nil {
 			return
 		}
@@ -327,8 +331,8 @@ func (k *Client) made(op string) error {
 	return nil
 }
 
-// on calls a function with the connection, and again with the next one if that ended.
-func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error {
+// on calls a function with the connection, and again with the next one if that ended. Close ends the context that it passes.
+func (k *Client) on(ctx context.Context, op string, f func(ctx context.Context, l *line) error) error {
 	if err := k.made(op); err != nil {
 		return err
 	}
@@ -336,18 +340,26 @@ func (k *Client) on(ctx context.Context, op string, f func(l *line) error) error
 		return errs.PeerClosed(op, "client")
 	}
 	defer k.closer.Release()
+	within, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(k.closing, cancel)()
 	for {
 		k.mu.Lock()
 		l, changed := k.now, k.changed
 		k.mu.Unlock()
-		err := f(l)
-		if err == nil || !lineOver(l, err) {
+		err := f(within, l)
+		switch {
+		case err == nil:
+			return nil
+		case k.closing.Err() != nil:
+			return errs.PeerClosed(op, "client")
+		case !lineOver(l, err):
 			return err
 		}
 		select {
 		case <-changed:
 		case <-k.ctx.Done():
-			if k.closer.Closed() {
+			if k.closing.Err() != nil {
 				return errs.PeerClosed(op, "client")
 			}
 			return err
@@ -364,37 +376,53 @@ func lineOver(l *line, err error) bool {
 	return errors.Is(err, peer.ErrGone) || ended && over(l.c)
 }
 
-// Close disconnects. Objects and writers must be closed before (cuda.ErrInUse).
+// Close disconnects. Calls that wait return cuda.ErrClosed, and what is on its way to them is given back. Objects and
+// writers must be closed before (cuda.ErrInUse).
 func (k *Client) Close() error {
 	const op = "broker.Client.Close"
 	if err := k.made(op); err != nil {
 		return err
 	}
-	k.mu.Lock()
-	if n := len(k.held); n > 0 {
-		var name string
-		for _, all := range k.held {
-			for o := range all {
-				name = o.about.Name
-			}
-		}
-		k.mu.Unlock()
-		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("%s, such as %q", errs.Count(n, "open object"), name), "close them first")
+	if err := k.unused(op); err != nil {
+		return err
 	}
-	k.mu.Unlock()
 	k.closer.Life.Close()
-	k.cancel() // before the wait for the calls that it ends
+	k.endAll()
 	return k.closer.Close(func() error {
+		cut := time.AfterFunc(releaseWait, func() { _ = k.line().c.Close() }) // a broker that does not reply
 		k.running.Wait()
-		return k.now.c.Close()
+		cut.Stop()
+		if err := k.unused(op); err != nil { // a call got one meanwhile
+			return err
+		}
+		return k.line().c.Close()
 	})
+}
+
+// unused refuses to close a client that has objects.
+func (k *Client) unused(op string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, all := range k.held {
+		for o := range all {
+			return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("%s, such as %q", errs.Count(len(k.held), "open object"), o.About().Name), "close them first")
+		}
+	}
+	return nil
+}
+
+// line returns the connection.
+func (k *Client) line() *line {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.now
 }
 
 // List returns the objects that the client may read, also those that are being written, by name and
 // then by age.
 func (k *Client) List(ctx context.Context) (all []Listing, err error) {
 	const op = "broker.Client.List"
-	err = k.on(ctx, op, func(l *line) error {
+	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		all = nil
 		number, replies, err := l.request(ctx, request{kind: wire.BrokerList})
 		if err != nil {
@@ -425,7 +453,7 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 	if err := checkName(op, name); err != nil {
 		return err
 	}
-	return k.on(ctx, op, func(l *line) error {
+	return k.on(ctx, op, func(ctx context.Context, l *line) error {
 		_, err := l.do(ctx, op, request{kind: wire.BrokerRemove, name: name, version: version})
 		return err
 	})
@@ -433,7 +461,7 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 
 // await waits until a name is sealed, or nobody writes it.
 func (k *Client) await(ctx context.Context, op, name string) error {
-	return k.on(ctx, op, func(l *line) error {
+	return k.on(ctx, op, func(ctx context.Context, l *line) error {
 		number, replies, err := l.request(ctx, request{kind: wire.BrokerAwait, name: name})
 		if err != nil {
 			return err

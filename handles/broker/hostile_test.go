@@ -138,7 +138,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		return near
 	}())
 	require.NoError(t, err)
-	err = other.on(peertest.Context(t), "test", func(l *line) error {
+	err = other.on(peertest.Context(t), "test", func(_ context.Context, l *line) error {
 		_, err := l.do(peertest.Context(t), "test", request{kind: wire.BrokerCommit, key: create.key, manifest: good})
 		return err
 	})

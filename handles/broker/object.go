@@ -82,7 +82,7 @@ func (k *Client) Attach(ctx context.Context, d *cuda.Device, name string, o Atta
 // take has the broker give an object, and maps it. Once the request is sent it goes on to its end,
 // also if the context ends meanwhile, since the memory is on its way.
 func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request, o handles.ImportOptions) (got *Object, err error) {
-	err = k.on(ctx, op, func(l *line) error {
+	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		if !l.giving.Take(ctx, l.over) {
 			if ctx.Err() != nil {
 				return errs.PeerWait(ctx, op, "another request was at it", "try again")
@@ -401,7 +401,7 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 	}
 	defer func() { _ = f.Close() }()
 	var done reply
-	err = w.o.k.on(ctx, op, func(l *line) (err error) {
+	err = w.o.k.on(ctx, op, func(ctx context.Context, l *line) (err error) {
 		done, err = l.do(ctx, op, request{kind: wire.BrokerCommit, key: w.o.key, manifest: f})
 		return err
 	})

@@ -74,7 +74,7 @@ func (b *Broker) status() (s Status) {
 // Status returns how the broker is. Any client may ask.
 func (k *Client) Status(ctx context.Context) (s Status, err error) {
 	const op = "broker.Client.Status"
-	err = k.on(ctx, op, func(l *line) error {
+	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		r, err := l.do(ctx, op, request{kind: wire.BrokerAsk})
 		s = r.health
 		return err
