@@ -32,6 +32,6 @@ func (i inspected) Keeps() (what string, memory []*phys.Handle) {
 	if i.l.ended {
 		return "", nil
 	}
-	return fmt.Sprintf("the %v, made at %s (%s), which ends at %s if it is not closed", i.l.name(),
+	return fmt.Sprintf("the %v, made at %s (%s), which ends at %s if it is not closed: after that receivers may have it", i.l.name(),
 		i.until.Add(-i.l.options.Timeout).Format(time.TimeOnly), i.l.progressLocked(), i.until.Format(time.TimeOnly)), i.l.handles
 }

@@ -74,7 +74,7 @@ func sendMemory(ctx context.Context, op string, c *peer.Conn, b *vmm.Buffer, d D
 	d.Length = int(used / element)
 	about := from.About()
 	to, known := c.Peer()
-	how := "sent to another process"
+	how := "sent over a connection"
 	if known {
 		how = "sent to process " + strconv.Itoa(to.PID)
 	}

@@ -51,7 +51,7 @@ func (b sleepingBuffer) Begin(op string, step func()) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.imported != nil {
-		return errImportedSleeps(op, b.What())
+		return errImportedSleeps(op, b.What(), b.imported.kept.Load())
 	}
 	if err := b.allow(op, sleeping); err != nil {
 		return err
@@ -66,7 +66,11 @@ func (b sleepingBuffer) Begin(op string, step func()) error {
 // Publications returns what other processes follow of the memory.
 func (b sleepingBuffer) Publications() []suspend.Publication { return b.holds.publications() }
 
-func errImportedSleeps(op, what string) error {
+func errImportedSleeps(op, what string, kept bool) error {
+	if kept {
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: what + ", whose memory a broker keeps",
+			Hint: "it stays until it is removed there: see Client.Remove in package broker"})
+	}
 	return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: what + ", whose memory was imported",
 		Hint: "let the process that created the memory suspend it, or close this one and import it again later"})
 }
@@ -140,7 +144,7 @@ func (m sleepingMapping) Begin(op string, step func()) error {
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotSupported, Asked: m.What() + ", which maps a multicast object",
 			Hint: "close it, and map the object again later"})
 	case m.Memory.Imported:
-		return errImportedSleeps(op, m.What())
+		return errImportedSleeps(op, m.What(), false)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -384,6 +384,7 @@ func (r *objectsRun) status([]string) error {
 		{"start_time_seconds", "gauge", s.Since.Unix()},
 		{"clients", "gauge", s.Clients},
 		{"objects", "gauge", s.Objects},
+		{"publications", "gauge", s.Publications},
 		{"objects_being_written", "gauge", s.Writing},
 		{"memory_bytes", "gauge", s.Bytes},
 		{"memory_limit_bytes", "gauge", s.Limit},

@@ -17,7 +17,7 @@ type policyFile struct {
 	current atomic.Pointer[broker.Policy]
 	// read is the file as it was when it was read last.
 	read os.FileInfo
-	// wrong is why the policy that is in force is not the file's.
+	// wrong is why the file's policy is not in force.
 	wrong atomic.Pointer[string]
 }
 
@@ -41,10 +41,14 @@ func (p *policyFile) isWrong(err error) {
 
 // warning is broker.Options.Warning.
 func (p *policyFile) warning() string {
-	if why := p.wrong.Load(); why != nil && *why != "" {
-		return "the policy that is in force is not the file's: " + *why
+	why := p.wrong.Load()
+	switch {
+	case why == nil || *why == "":
+		return ""
+	case p.current.Load() == nil:
+		return "no policy is in force, so that nothing is granted: " + *why
 	}
-	return ""
+	return "the policy that is in force is not the file's: " + *why
 }
 
 func (p *policyFile) parse() error {
@@ -92,8 +96,11 @@ func (p *policyFile) watch(ctx context.Context, log *slog.Logger) {
 		if !p.changed() {
 			continue
 		}
+		known := p.warning()
 		if err := p.load(); err != nil {
-			log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err) // once, until the file changes
+			if p.warning() != known { // not each time that a directory is looked at
+				log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err)
+			}
 			continue
 		}
 		log.Info("cuvmm: the policy was read", "file", p.path)

@@ -26,6 +26,7 @@ import (
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/test/testlog"
+	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
@@ -233,6 +234,7 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 	status := does(second, "status")
 	require.Contains(t, status, "# TYPE cuvmm_broker_objects gauge\ncuvmm_broker_objects 3\n")
 	require.Contains(t, status, "cuvmm_broker_commits_total 3\n")
+	require.Contains(t, status, "cuvmm_broker_publications 0\n")
 	require.NoError(t, syscall.Kill(childOf(t, second.Process.Pid), syscall.SIGKILL))
 	require.Eventually(t, func() bool {
 		code, _, complaints = objects(second, "status")
@@ -282,7 +284,13 @@ func TestServeObeysAPolicy(t *testing.T) {
 		require.NoError(t, err)
 		return s.Warning
 	}
+	require.Contains(t, warning(), "the policy that is in force is not the file's")
 	require.Contains(t, warning(), "unexpected EOF")
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, os.Mkdir(file, 0o700))
+	require.Eventually(t, func() bool { return strings.Contains(warning(), "is no file") }, peertest.Guard, 10*time.Millisecond)
+	time.Sleep(2*reread + reread/2)
+	require.Equal(t, 1, strings.Count(c.log.String(), "is no file"), "said once")
 	require.NoError(t, os.Remove(file))
 	require.Eventually(t, func() bool { return strings.Contains(warning(), "no such file") }, peertest.Guard, 10*time.Millisecond)
 	require.NoError(t, create(1))
@@ -292,6 +300,7 @@ func TestServeObeysAPolicy(t *testing.T) {
 	require.NoError(t, syscall.Kill(childOf(t, c.Process.Pid), syscall.SIGKILL))
 	require.Eventually(t, func() bool { return strings.Count(c.log.String(), "the broker was started") > started }, peertest.Guard, time.Millisecond)
 	require.ErrorIs(t, create(1), cuda.ErrNotPermitted, "a broker that has no policy grants nothing")
+	require.Contains(t, warning(), "no policy is in force, so that nothing is granted")
 	says(`{"rules": [{"users": ["*"], "access": "write"}]}`)
 	require.Eventually(t, func() bool { return create(1) == nil }, peertest.Guard, 10*time.Millisecond)
 	require.Empty(t, warning())
@@ -306,6 +315,46 @@ func TestServeObeysAPolicy(t *testing.T) {
 		require.Equal(t, exitFailed, run([]string{"serve", "-policy", path, "-socket", t.TempDir() + "/s/s"}, &out, &complaints, thisHost()))
 		require.Contains(t, complaints.String(), path)
 	}
+}
+
+// What a user commits under a rule with copy is copied by a process of the broker's, which ends with that, and the next
+// broker has the copy.
+func TestServeCopiesWhatAUserCommits(t *testing.T) {
+	file := t.TempDir() + "/policy.json"
+	require.NoError(t, os.WriteFile(file, []byte(`{"rules": [{"users": ["`+strconv.Itoa(os.Geteuid())+`"], "access": "write", "copy": true}]}`), 0o600))
+	c := serving(t, t.TempDir(), "-policy", file)
+	ctx, d := peertest.Context(t), c.sys.Devices()[0]
+	k, err := broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	w, err := k.Create(ctx, d, "w", broker.CreateOptions{Bytes: 3 << 20})
+	require.NoError(t, err)
+	part, err := w.Buffer().Slice(0, 5)
+	require.NoError(t, err)
+	require.NoError(t, part.CopyFrom(nil, []byte("bytes")))
+	o, err := w.Commit(ctx, nil)
+	require.NoError(t, err)
+	reads := func(b *vmm.Buffer) string {
+		five := make([]byte, 5)
+		part, err := b.Slice(0, 5)
+		require.NoError(t, err)
+		require.NoError(t, part.CopyTo(nil, five))
+		return string(five)
+	}
+	require.Equal(t, "bytes", reads(o.Buffer()))
+	both, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 0, 8 << 20}, []int{both.Objects, both.Writing, both.Bytes}, "the writer's memory, and the copy")
+	require.NoError(t, o.Close())
+	require.NoError(t, syscall.Kill(childOf(t, c.Process.Pid), syscall.SIGKILL))
+	got, err := k.Attach(ctx, d, "w", broker.AttachOptions{})
+	require.NoError(t, err)
+	require.Equal(t, "bytes", reads(got.Buffer()))
+	one, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 4<<20, one.Bytes)
+	require.NoError(t, got.Close())
+	require.NoError(t, k.Close())
+	c.end(t)
 }
 
 // manager is a service manager, which keeps files for a service.

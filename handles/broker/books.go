@@ -3,6 +3,7 @@ package broker
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -76,6 +77,9 @@ type object struct {
 	unseen  bool   // it is kept, and its publisher is neither connected nor watched
 	files   *files // nil until the memory is there
 }
+
+// isDraft reports whether it is a copy that is not served yet.
+func (o *object) isDraft() bool { return o.State == writing && o.CopyOf != counter }
 
 // books are what a broker knows, as a machine without a keeper, a driver or clients. Its methods
 // return the objects that ended by them, whose files their caller closes, the keeper's first.
@@ -216,24 +220,29 @@ func (b *books) want(bytes int, counts func(*object) bool) (all []wanted) {
 	return all
 }
 
-// seal begins to seal an object, and returns nil if it is sealed already: a client that did not learn
-// the outcome asks again. The caller writes what sealedRecord returns to the keeper, and ends with
-// sealEnded.
+// errSealing: the object is being sealed.
+var errSealing = errors.New("an object that is being committed")
+
+// seal begins to seal an object. A client that did not learn the outcome asks again, and gets what is sealed: the object, or its
+// copy. The caller writes what sealedRecord returns to the keeper, and ends with sealEnded.
 func (b *books) seal(op string, h holder, key keeper.Key) (*object, error) {
+	if o := b.copyOf(key, h); o != nil {
+		return o, nil
+	}
 	o := b.objects[key]
 	switch {
-	case b.copyOf(key, h) != nil:
-		return nil, nil
 	case o == nil || o.State == ended:
 		return nil, errs.Peer(op, ErrLost, "the object that was written", "write it again")
 	case o.Writer != h:
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q, which another client writes", o.Name), "write one of your own")
 	case o.State == sealed:
-		return nil, nil
+		return o, nil
 	case o.State == kept:
 		return nil, errs.Violation("a commit of memory that is published")
-	case o.sealing || o.files == nil:
-		return nil, errs.Violation("a commit of an object that is being made, or committed")
+	case o.sealing:
+		return nil, errSealing
+	case o.files == nil:
+		return nil, errs.Violation("a commit of an object that is being made")
 	}
 	o.sealing = true
 	return o, nil
@@ -288,12 +297,13 @@ func (b *books) find(op, name string, version uint64) (*object, error) {
 // which counts again.
 func (b *books) hold(op string, h holder, key keeper.Key) error {
 	o := b.objects[key]
+	const hint = "close it when it is no longer needed, and ask anew: see Client.Attach and Client.Keep"
 	if o == nil || o.State == kept && (o.Free || o.Writer != h) {
-		return errs.Peer(op, ErrLost, "an object that this client held", "close it when it is no longer needed, and attach it anew")
+		return errs.Peer(op, ErrLost, "what this client held", hint)
 	}
 	o.holders[h], o.unseen = false, false
 	if o.State == ended {
-		return errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), "close it when it is no longer needed, and attach it anew")
+		return errs.Peer(op, ErrLost, fmt.Sprintf("object %q", o.Name), hint)
 	}
 	return nil
 }
@@ -392,6 +402,9 @@ func (b *books) discard(o *object) []*object {
 // remove ends the sealed objects of a name, or one version, or the publication of that name.
 func (b *books) remove(op, name string, version uint64) (gone []*object, err error) {
 	if version != 0 {
+		if b.keptAs(name) != nil {
+			return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("version %d of publication %q, which has no versions", version, name), "remove version 0")
+		}
 		o, err := b.find(op, name, version)
 		if err != nil {
 			return nil, err

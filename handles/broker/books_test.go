@@ -261,3 +261,31 @@ func TestBooks(t *testing.T) {
 		}
 	})
 }
+
+// A broker that ended between the commit of a copy and the end of what was copied leaves both: the next one serves
+// the copy, and tells the writer its version as long as it is there.
+func TestWhatWasCopiedIsNotCommittedAgain(t *testing.T) {
+	m := handles.Descriptor{Kind: handles.BufferKind, Chunks: []int{10}, Length: 10, Location: cuda.OnDevice(0), Device: cuda.UUID{1}, Handle: vmm.PosixFD}
+	memory, err := m.MarshalBinary()
+	require.NoError(t, err)
+	b, original, copied := newBooks(0), keeper.Key{1}, keeper.Key{2}
+	for key, r := range map[keeper.Key]record{
+		original: {Name: "w", State: writing, Memory: memory, Writer: id(1)},
+		copied:   {Name: "w", State: sealed, Version: 7, Memory: memory, Writer: id(1), CopyOf: original},
+	} {
+		text, err := json.Marshal(r)
+		require.NoError(t, err)
+		require.NoError(t, b.restore(&keeper.Entry{Key: key, Record: text, Files: make([]*peer.FD, map[state]int{writing: 1, sealed: 2}[r.State])}))
+	}
+	gone := b.endCopied()
+	require.Len(t, gone, 1)
+	require.Equal(t, original, gone[0].key)
+	require.ErrorIs(t, b.hold("test", id(1), original), ErrLost)
+	o, err := b.seal("test", id(1), original)
+	require.NoError(t, err)
+	require.EqualValues(t, 7, o.Version)
+	_, err = b.remove("test", "w", 0)
+	require.NoError(t, err)
+	_, err = b.seal("test", id(1), original)
+	require.ErrorIs(t, err, ErrLost)
+}

@@ -116,6 +116,7 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 		b.running.Go(b.followKeeper)
 	}
 	b.watchExpected()
+	b.change(b.books.endCopied)
 	b.running.Go(func() {
 		if wait.Sleep(b.ctx, o.Return) {
 			b.change(func() []*object { return b.books.settle() })
@@ -216,7 +217,7 @@ func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 
 // serve runs a session.
 func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
-	s := &session{b: b, c: c, awaits: map[uint32]context.CancelFunc{}}
+	s := &session{b: b, c: c, copying: wait.NewSlot(), awaits: map[uint32]context.CancelFunc{}}
 	of, _ := c.Peer() // an inherited one counts as root's
 	err := b.enter(of.UID)
 	if err == nil {

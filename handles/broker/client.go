@@ -459,8 +459,8 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 	})
 }
 
-// await waits until a name is sealed, or nobody writes it.
-func (k *Client) await(ctx context.Context, op, name string) error {
+// await waits until a name is sealed, or nobody writes it. what is what it waits for.
+func (k *Client) await(ctx context.Context, op, name, what string) error {
 	return k.on(ctx, op, func(ctx context.Context, l *line) error {
 		number, replies, err := l.request(ctx, request{kind: wire.BrokerAwait, name: name})
 		if err != nil {
@@ -468,7 +468,7 @@ func (k *Client) await(ctx context.Context, op, name string) error {
 		}
 		if _, err = l.next(ctx, op, replies); err != nil && ctx.Err() != nil {
 			_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
-			err = errs.PeerWait(ctx, op, fmt.Sprintf("object %q is still being written", name), "see what its writer does: Client.List names its process")
+			err = errs.PeerWait(ctx, op, what, "see what that process does: Client.List names it")
 		}
 		l.abandon(number)
 		return err

@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -10,78 +12,119 @@ import (
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/exchange"
+	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
-// commit seals what the client wrote, and returns its version.
-func (s *session) commit(op string, r *request) (uint64, error) {
+// commit seals what the client wrote, and replies with its version. A copy is made beside the client's other
+// requests, one at a time.
+func (s *session) commit(ctx context.Context, op string, r *request) error {
 	b := s.b
+	o, record, version, err := s.beginCommit(op, r)
+	switch {
+	case errors.Is(err, errSealing): // the client asks again while its commit goes on
+		err := s.later(ctx, r.number, func(within context.Context) error {
+			if !b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
+				return r.manifest.Close()
+			}
+			return s.commit(ctx, op, r)
+		})
+		if err != nil {
+			_ = r.manifest.Close()
+		}
+		return err
+	case o == nil:
+		_ = r.manifest.Close()
+		return s.committed(ctx, r, version, err)
+	}
+	may := b.grant(s.of, o.Name)
+	if !may.Copy {
+		return s.committed(ctx, r, record.Version, s.endCommit(o, o, record, []*peer.FD{r.manifest}, r.manifest, nil))
+	}
+	err = s.later(ctx, r.number, func(within context.Context) error {
+		var to *object
+		var files []*peer.FD
+		err := errs.Peer(op, peer.ErrGone, "the client, whose object is not copied", "")
+		if s.copying.Take(within, nil) {
+			if to, err = s.copy(op, o, &record, may.Quota); err == nil {
+				files = append(slices.Clip(to.files.chunks), r.manifest)
+			} else {
+				b.o.Log.Warn("cuvmm: an object could not be copied, and is not committed", "name", o.Name, "writer", s.of.String(), "error", err)
+			}
+			s.copying.Give()
+		}
+		return s.committed(ctx, r, record.Version, s.endCommit(o, to, record, files, r.manifest, err))
+	})
+	if err != nil {
+		_ = s.endCommit(o, nil, record, nil, r.manifest, err)
+	}
+	return err
+}
+
+// beginCommit begins to seal an object, and returns the record of that; or no object, and the version of what is
+// sealed already, or why not.
+func (s *session) beginCommit(op string, r *request) (*object, record, uint64, error) {
 	text, err := exchange.ReadText(op, "a manifest", r.manifest)
 	if err != nil {
-		_ = r.manifest.Close()
-		return 0, err
+		return nil, record{}, 0, err
 	}
 	var m handles.Manifest
 	if err := m.UnmarshalBinary(text); err != nil {
-		_ = r.manifest.Close()
-		return 0, errs.PeerCause(err, op, cuda.ErrInvalidArgument, "a manifest", "pass what handles.Manifest.MarshalBinary returned")
+		return nil, record{}, 0, errs.PeerCause(err, op, cuda.ErrInvalidArgument, "a manifest", "pass what handles.Manifest.MarshalBinary returned")
 	}
+	b := s.b
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	o, err := b.books.seal(op, s.h, r.key)
-	if err == nil && o != nil && m.Bytes != o.memory.Length {
+	switch {
+	case err != nil:
+		return nil, record{}, 0, err
+	case o.State == sealed: // its reply was lost
+		return nil, record{}, o.Version, nil
+	case m.Bytes != o.memory.Length:
 		o.sealing = false
-		err = errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(o.memory.Length)), "describe what is there")
+		return nil, record{}, 0, errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("a manifest of %s for an object of %s", errs.Bytes(m.Bytes), errs.Bytes(o.memory.Length)), "describe what is there")
 	}
-	if err != nil || o == nil {
-		version := uint64(0)
-		if err == nil {
-			o := b.books.copyOf(r.key, s.h)
-			if o == nil {
-				o = b.books.objects[r.key]
-			}
-			version = o.Version
-		}
-		b.mu.Unlock()
-		_ = r.manifest.Close()
-		return version, err
-	}
-	record := b.books.sealedRecord(o, time.Now())
-	b.mu.Unlock()
-	to, files := o, []*peer.FD{r.manifest}
-	if may := b.grant(s.of, o.Name); may.Copy {
-		if to, err = s.copy(op, o, &record, may.Quota); err == nil {
-			files = append(slices.Clip(to.files.chunks), r.manifest)
-		}
+	return o, b.books.sealedRecord(o, time.Now()), 0, nil
+}
+
+// endCommit has the keeper keep an object as sealed, with its files, unless the commit failed: o itself, or its copy.
+func (s *session) endCommit(o, to *object, r record, files []*peer.FD, manifest *peer.FD, err error) error {
+	b := s.b
+	if err == nil {
+		err = b.keep(counter, r.Version)
 	}
 	if err == nil {
-		err = b.keep(counter, record.Version)
-	}
-	if err == nil {
-		err = b.keep(to.key, record, files...)
+		err = b.keep(to.key, r, files...)
 	}
 	b.change(func() (gone []*object) {
 		if err == nil {
-			to.files.beside = r.manifest
+			to.files.beside = manifest
 			b.counted.Commits++
 		}
 		switch {
 		case to == o:
-			return b.books.sealEnded(o, record, err == nil)
+			return b.books.sealEnded(o, r, err == nil)
 		case err == nil:
-			gone = b.books.sealEnded(to, record, true)
+			gone = b.books.sealEnded(to, r, true)
 			o.sealing = false
 			return append(gone, b.books.end(o)...) // which its writer alone has
 		case to != nil:
 			to.sealing = false
 			gone = b.books.discard(to)
 		}
-		return append(gone, b.books.sealEnded(o, record, false)...)
+		return append(gone, b.books.sealEnded(o, r, false)...)
 	})
 	if err != nil {
-		_ = r.manifest.Close()
-		return 0, err
+		_ = manifest.Close()
+		return err
 	}
-	b.o.Log.Info("cuvmm: an object was committed", "name", o.Name, "version", record.Version, "bytes", o.bytes, "writer", s.of.String())
-	return record.Version, nil
+	b.o.Log.Info("cuvmm: an object was committed", "name", o.Name, "version", r.Version, "bytes", o.bytes, "writer", s.of.String())
+	return nil
+}
+
+// committed replies to a commit.
+func (s *session) committed(ctx context.Context, r *request, version uint64, err error) error {
+	return s.reply(ctx, &reply{kind: wire.BrokerDone, number: r.number, version: version}, err)
 }
 
 // copy makes the object that is served in place of one: a copy, in memory that the writer never had. It returns nil, or an

@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -46,12 +47,15 @@ func (b *Broker) copied(op string, from handles.Descriptor, of []*peer.FD, to ha
 			_ = p.Process.Kill()
 		}
 		_ = c.Close()
-		err = errs.Both(err, p.Wait())
+		// Its end says more than that of the connection.
+		if ended := p.Wait(); ended != nil && (err == nil || errors.Is(err, peer.ErrGone)) {
+			err = fmt.Errorf("the process that copies ended: %w", ended)
+		}
 	} else {
 		_ = c.Close()
 	}
 	if err != nil {
-		return errs.PeerCause(err, op, nil, "the copy of what was written", "see what the broker's log says of it, and commit again")
+		return errs.PeerCause(err, op, nil, "the copy of what was written", "see what the broker's process printed, and commit again")
 	}
 	return nil
 }
@@ -115,6 +119,17 @@ func (b *books) copyFor(op string, o *object, q Quota) (*object, error) {
 		to.sealing = true // it is the broker's until then
 	}
 	return to, err
+}
+
+// endCopied ends what a copy is served in place of: a broker that ended between the two left it. Its writer would
+// commit it once more if the copy had gone meanwhile.
+func (b *books) endCopied() (gone []*object) {
+	for _, o := range b.objects {
+		if of := b.objects[o.CopyOf]; o.State == sealed && of != nil && of.State == writing {
+			gone = append(gone, b.end(of)...)
+		}
+	}
+	return gone
 }
 
 // copyOf returns the sealed object that is served in place of one, or nil.

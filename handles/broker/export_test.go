@@ -17,3 +17,6 @@ func (k *Client) AttachKeeping(ctx context.Context, d *cuda.Device, name string)
 func (k *Client) AttachWriting(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
 	return k.take(ctx, "broker.Client.AttachWriting", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{})
 }
+
+// Ending reports whether the broker serves nobody any more.
+func (b *Broker) Ending() bool { return b.ending() != nil }

@@ -65,7 +65,7 @@ func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOp
 		case !o.Wait || !errors.Is(err, ErrWriting):
 			return nil, err
 		}
-		if err := k.await(ctx, op, name); err != nil {
+		if err := k.await(ctx, op, name, fmt.Sprintf("a process still publishes %q", name)); err != nil {
 			return nil, err
 		}
 	}

@@ -4,6 +4,7 @@ package broker_test
 
 import (
 	"context"
+	"log/slog"
 	"math/rand/v2"
 	"os"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
@@ -147,7 +149,8 @@ func TestAPublicationOutlivesItsPublisher(t *testing.T) {
 func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	peertest.NoLeak(t)
 	d := gputest.Software(t)
-	h := newHouse(t, d, broker.Options{})
+	log := &testlog.Log{}
+	h := newHouse(t, d, broker.Options{Log: slog.New(slog.NewTextHandler(log, nil))})
 	k := h.dial()
 	ctx := peertest.Context(t)
 	const n = 4 * mib
@@ -216,7 +219,22 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	require.True(t, all[0].Publication)
 	require.Equal(t, 1, all[0].Holders)
 	require.Equal(t, os.Getpid(), all[0].PID)
+	s, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Equal(t, []int{0, 0, 1, n}, []int{s.Objects, s.Writing, s.Publications, s.Bytes})
+	_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n + 1, Wait: true})
+	require.ErrorIs(t, err, cuda.ErrInvalidArgument, "it waits for nothing")
+	limited, cancel := context.WithTimeout(ctx, time.Millisecond)
+	_, err = k.Keep(limited, d, "weights", broker.KeepOptions{Bytes: n, Wait: true})
+	require.ErrorContains(t, err, `a process still publishes "weights"`)
+	cancel()
+	_, err = k.Keep(limited, d, "weights", broker.KeepOptions{Bytes: n, Wait: true})
+	require.ErrorContains(t, err, "the request was not sent")
+	require.ErrorContains(t, k.Remove(ctx, "weights", 7), "which has no versions; remove version 0")
+	_, err = vmm.Suspend(ctx, vmm.SuspendOptions{}, w.Buffer())
+	require.ErrorContains(t, err, "see Client.Remove in package broker")
 	x.end()
+	require.Regexp(t, `a client publishes what is kept.*name=weights bytes=\d+ publisher=`, log.String())
 	_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n + 1})
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	require.NoError(t, w.Page().Close(), "idempotent")

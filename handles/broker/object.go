@@ -73,7 +73,7 @@ func (k *Client) Attach(ctx context.Context, d *cuda.Device, name string, o Atta
 		if !o.Wait || !errors.Is(err, ErrWriting) {
 			return got, err
 		}
-		if err := k.await(ctx, op, name); err != nil {
+		if err := k.await(ctx, op, name, fmt.Sprintf("a process still writes object %q", name)); err != nil {
 			return nil, err
 		}
 	}
@@ -85,7 +85,7 @@ func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request,
 	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		if !l.giving.Take(ctx, l.over) {
 			if ctx.Err() != nil {
-				return errs.PeerWait(ctx, op, "another request was at it", "try again")
+				return errs.PeerWait(ctx, op, "the request was not sent", "try again, with a longer limit")
 			}
 			return errs.Peer(op, peer.ErrGone, "the broker", "")
 		}

@@ -84,6 +84,9 @@ func ParsePolicy(text []byte) (*Policy, error) {
 	if err != nil {
 		return nil, errs.PeerCause(err, op, nil, "a policy", `write {"rules": [...]}: see docs/broker.md`)
 	}
+	if len(file.Rules) == 0 {
+		return nil, errs.PeerInvalid(op, "a policy without rules, which grants nothing", `write {"rules": [...]}: see docs/broker.md`)
+	}
 	p := &Policy{}
 	for i, in := range file.Rules {
 		bad := func(asked, hint string) error {
@@ -115,11 +118,13 @@ func ParsePolicy(text []byte) (*Policy, error) {
 			return nil, bad(err.Error(), "use numbers, or names that this machine knows")
 		}
 		l := in.Limit
-		if l.MiB < 0 || l.MiB > maxBytes>>20 || l.Objects < 0 || l.Descriptors < 0 {
-			return nil, bad(fmt.Sprintf("a limit of %d MiB, %d objects and %d descriptors", l.MiB, l.Objects, l.Descriptors), "use 0 for none, or more")
-		}
-		if in.Ephemeral && in.Copy {
-			return nil, bad("ephemeral objects that are copied, which no rule can have", "leave one of both")
+		switch {
+		case l.MiB < 0 || l.MiB > maxBytes>>20 || l.Objects < 0 || l.Descriptors < 0:
+			return nil, bad(fmt.Sprintf("a limit of %d MiB, %d objects and %d descriptors", l.MiB, l.Objects, l.Descriptors), fmt.Sprintf("use 0 for none, and at most %d MiB", maxBytes>>20))
+		case in.Ephemeral && in.Copy:
+			return nil, bad("ephemeral objects that are copied, which no rule can have", `leave "ephemeral" or "copy" out`)
+		case in.Access != "write" && (in.Ephemeral || in.Copy || max(l.MiB, l.Objects, l.Descriptors) > 0):
+			return nil, bad(fmt.Sprintf("access %q with what bounds writing", in.Access), `leave "ephemeral", "copy" and "limit" out, or use "write"`)
 		}
 		r.grant.EphemeralOnly, r.grant.Copy = in.Ephemeral, in.Copy
 		r.grant.Quota = Quota{Bytes: l.MiB << 20, Objects: l.Objects, Descriptors: l.Descriptors, Counts: r.hasName}
@@ -128,8 +133,8 @@ func ParsePolicy(text []byte) (*Policy, error) {
 	return p, nil
 }
 
-// oneOfEachKey refuses an object that has a key twice, of which the last alone would count. As the decoder does, it
-// takes keys that differ in case alone for one.
+// oneOfEachKey refuses an object that has a key twice, of which the last alone would count, or in another case than
+// the document has it. The decoder takes keys that differ in case alone for one.
 func oneOfEachKey(d *json.Decoder) error {
 	t, err := d.Token()
 	if err != nil {
@@ -144,8 +149,14 @@ func oneOfEachKey(d *json.Decoder) error {
 				return err
 			}
 			name := strings.ToLower(key.(string))
-			if seen[name] {
+			if name == "mib" {
+				name = "MiB"
+			}
+			switch {
+			case seen[name]:
 				return fmt.Errorf("the key %q comes twice in one object", key)
+			case key != name:
+				return fmt.Errorf("the key %q, which is written %q", key, name)
 			}
 			seen[name] = true
 			if err := oneOfEachKey(d); err != nil {

@@ -91,7 +91,7 @@ func (s *session) saysWhoHas(why error, counts func(*object) bool) error {
 	b.mu.Lock()
 	var all []Listing
 	for _, o := range b.books.objects {
-		if counts(o) {
+		if counts(o) && !o.isDraft() {
 			all = append(all, b.listingLocked(o))
 		}
 	}

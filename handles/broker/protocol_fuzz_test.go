@@ -24,6 +24,7 @@ var requests = []request{
 	{kind: wire.BrokerAwait, number: 7, name: "w"},
 	{kind: wire.BrokerCancel, number: 7},
 	{kind: wire.BrokerAsk, number: 8},
+	{kind: wire.BrokerKeep, number: 9, key: keeper.Key{1}, name: "w", device: cuda.UUID{2}, bytes: 3},
 }
 
 var listing = Listing{Name: "w", Version: 3, Device: cuda.UUID{9}, Bytes: 4, Holders: 5, HeldBy: []peer.Credentials{{PID: 6, UID: 7, GID: 8}, {PID: 9, UID: 10, GID: 11}}, Ephemeral: true, PID: 6, UID: 7, Since: time.Unix(0, 8)}
@@ -35,7 +36,7 @@ var replies = []reply{
 	{kind: wire.BrokerListing, number: 4, objects: []Listing{listing, listing}, last: true},
 	{kind: wire.BrokerListing, number: 4, objects: []Listing{}},
 	{kind: wire.BrokerWanted, key: keeper.Key{1}},
-	{kind: wire.BrokerStatus, number: 5, health: Status{Ready: true, Since: time.Unix(0, 9), Clients: 1, Objects: 2, Writing: 3, Bytes: 4, Limit: 5, Commits: 6, Attaches: 7, Refusals: 8}},
+	{kind: wire.BrokerStatus, number: 5, health: Status{Ready: true, Since: time.Unix(0, 9), Clients: 1, Objects: 2, Publications: 9, Writing: 3, Bytes: 4, Limit: 5, Commits: 6, Attaches: 7, Refusals: 8}},
 }
 
 func TestMessagesCrossTheConnection(t *testing.T) {
@@ -93,18 +94,31 @@ func TestMessagesThatBreakTheProtocol(t *testing.T) {
 	}
 }
 
-// Whatever a peer sends is refused, or is a message that means the same when it is sent on.
+// Whatever a peer sends is refused, or is a message that means the same when it is sent on: every kind there is, with
+// and without files.
 func FuzzMessages(f *testing.F) {
-	for _, r := range requests {
-		m := r.pack()
-		f.Add(m.Kind, m.Body)
+	known := map[uint16]bool{}
+	add := func(m peer.Message) {
+		known[m.Kind] = true
+		f.Add(m.Kind, m.Body, uint8(len(m.FDs)))
 	}
-	for _, r := range replies {
-		m := r.pack()
-		f.Add(m.Kind, m.Body)
+	for _, r := range append(requests, request{kind: wire.BrokerCommit, number: 1, key: keeper.Key{1}, manifest: &peer.FD{}}) {
+		add(r.pack())
 	}
-	f.Fuzz(func(t *testing.T, kind uint16, body []byte) {
-		m := peer.Message{Kind: kind, Body: body}
+	for _, r := range append(replies, reply{kind: wire.BrokerObject, number: 3, objects: []Listing{listing}, beside: &peer.FD{}}) {
+		add(r.pack())
+	}
+	for kind := range fields {
+		require.True(f, known[kind], "a seed of kind %#x", kind)
+	}
+	for kind := wire.BrokerDone; kind <= wire.BrokerStatus; kind++ {
+		require.True(f, known[kind], "a seed of kind %#x", kind)
+	}
+	f.Fuzz(func(t *testing.T, kind uint16, body []byte, files uint8) {
+		m := peer.Message{Kind: kind, Body: body, FDs: make([]*peer.FD, files%4)}
+		for i := range m.FDs {
+			m.FDs[i] = &peer.FD{}
+		}
 		if r, err := parseRequest(m); err == nil {
 			again, err := parseRequest(r.pack())
 			require.NoError(t, err)

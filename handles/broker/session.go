@@ -18,6 +18,7 @@ import (
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/sock"
+	"github.com/cuvmm/cuvmm/internal/wait"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
 
@@ -28,13 +29,15 @@ type session struct {
 	of Caller
 	h  holder
 
+	// copying is taken by the commit whose copy is made: that takes a process, and a context.
+	copying wait.Slot
 	waiting sync.WaitGroup
 	mu      sync.Mutex
-	// awaits end the waits for names, by the numbers of their requests.
+	// awaits end the requests that go on beside others, by their numbers.
 	awaits map[uint32]context.CancelFunc
 }
 
-// maxAwaits bounds the waits of a session.
+// maxAwaits bounds the requests of a session that go on beside others.
 const maxAwaits = 64
 
 // fail tells the client why its connection ends.
@@ -130,7 +133,7 @@ func (s *session) handle(ctx context.Context, r *request) error {
 		}
 		return nil
 	case wire.BrokerCommit:
-		reply.version, err = s.commit(op, r)
+		return s.commit(ctx, op, r)
 	case wire.BrokerHold:
 		s.b.mu.Lock()
 		err = s.b.books.hold(op, s.h, r.key)
@@ -143,13 +146,18 @@ func (s *session) handle(ctx context.Context, r *request) error {
 			err = s.b.remove(op, r.name, r.version)
 		}
 	}
+	return s.reply(ctx, reply, err)
+}
+
+// reply says that a request was done, or why not.
+func (s *session) reply(ctx context.Context, r *reply, err error) error {
 	if why := s.b.ending(); why != nil {
 		return s.fail(why) // what was done may not be kept
 	}
 	if err != nil {
-		reply = denial(r.number, err)
+		r = denial(r.number, err)
 	}
-	return s.send(ctx, reply)
+	return s.send(ctx, r)
 }
 
 // send sends a reply, and counts refusals.
@@ -190,6 +198,9 @@ func (s *session) give(ctx context.Context, op string, r *request) error {
 		return s.send(ctx, denial(r.number, err))
 	}
 	defer s.b.unuse(g.files)
+	if r.kind == wire.BrokerKeep {
+		s.b.o.Log.Info("cuvmm: a client publishes what is kept", "name", g.about.Name, "bytes", g.about.Bytes, "publisher", s.of.String())
+	}
 	err = s.send(ctx, &reply{kind: wire.BrokerObject, number: r.number, key: g.key, objects: []Listing{g.about}, beside: g.beside})
 	if err == nil {
 		// A broker that ends gives no reason, which the client would take for its answer: the connection
@@ -276,7 +287,7 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	case may.Copy && s.b.o.Copy == nil:
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, which is to be copied", r.name), "set the broker's Options.Copy")
 	case may.Copy && r.ephemeral: // its copy would have no holder
-		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "leave CreateOptions.Ephemeral")
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "create it without CreateOptions.Ephemeral")
 	}
 	d, err := deviceOf(op, s.b.sys, r.device)
 	if err != nil {
@@ -390,7 +401,7 @@ func (s *session) list(ctx context.Context, r *request) error {
 	s.b.mu.Lock()
 	all := make([]Listing, 0, len(s.b.books.objects))
 	for _, o := range s.b.books.objects {
-		if o.State != ended {
+		if o.State != ended && !o.isDraft() {
 			all = append(all, s.b.listingLocked(o))
 		}
 	}
@@ -426,36 +437,47 @@ func (s *session) await(ctx context.Context, op string, r *request) error {
 	if _, err := s.may(op, r.name, publish.ReadAccess); err != nil {
 		return s.send(ctx, denial(r.number, err))
 	}
+	b := s.b
+	return s.later(ctx, r.number, func(within context.Context) error {
+		b.await(within, func() bool { return len(b.books.versions(r.name)) > 0 || b.books.writers(r.name) == 0 })
+		return s.send(ctx, &reply{kind: wire.BrokerDone, number: r.number})
+	})
+}
+
+// later has a request go on beside the client's others, until it is cancelled or the session ends.
+func (s *session) later(ctx context.Context, number uint32, f func(context.Context) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if len(s.awaits) >= maxAwaits || s.awaits[r.number] != nil {
-		return s.fail(errs.Violation("%d waits for names, where %d are the most", len(s.awaits)+1, maxAwaits))
+	if len(s.awaits) >= maxAwaits || s.awaits[number] != nil {
+		return s.fail(errs.Violation("%d requests that wait, where %d are the most", len(s.awaits)+1, maxAwaits))
 	}
-	waiting, cancel := context.WithCancel(ctx)
-	s.awaits[r.number] = cancel
+	ctx, cancel := context.WithCancel(ctx)
+	s.awaits[number] = cancel
 	s.waiting.Go(func() {
-		defer func() {
-			s.mu.Lock()
-			delete(s.awaits, r.number)
-			s.mu.Unlock()
-			cancel()
-		}()
-		for b := s.b; ; {
-			b.mu.Lock()
-			over := len(b.books.versions(r.name)) > 0 || b.books.writers(r.name) == 0
-			changed := b.changed
-			b.mu.Unlock()
-			if over || waiting.Err() != nil {
-				break
-			}
-			select {
-			case <-changed:
-			case <-waiting.Done():
-			}
-		}
-		_ = s.send(ctx, &reply{kind: wire.BrokerDone, number: r.number}) // an error ends Receive, too
+		_ = f(ctx) // what cannot be sent ends Receive, too
+		s.mu.Lock()
+		delete(s.awaits, number)
+		s.mu.Unlock()
+		cancel()
 	})
 	return nil
+}
+
+// await waits until something holds of the books, and reports whether it does.
+func (b *Broker) await(ctx context.Context, holds func() bool) bool {
+	for {
+		b.mu.Lock()
+		is, changed := holds(), b.changed
+		b.mu.Unlock()
+		if is {
+			return true
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return false
+		}
+	}
 }
 
 // listingLocked describes an object.

@@ -17,9 +17,9 @@ type Status struct {
 	Since time.Time
 	// Clients are connected, or hold something although they are not.
 	Clients int
-	// Objects are committed, and Writing are being written. Bytes is what counts, also of objects that
-	// ended and are held yet; Limit bounds it, and is 0 without one.
-	Objects, Writing, Bytes, Limit int
+	// Objects are committed, Publications are kept, and Writing are being written. Bytes is what counts, also of
+	// objects that ended and are held yet; Limit bounds it, and is 0 without one.
+	Objects, Publications, Writing, Bytes, Limit int
 	// Commits, Attaches and Refusals are how many there have been.
 	Commits, Attaches, Refusals int
 	// Warning is what is wrong with the broker's configuration (Options.Warning), such as a policy that cannot be
@@ -28,7 +28,7 @@ type Status struct {
 }
 
 func (s *Status) numbers() []*int {
-	return []*int{&s.Clients, &s.Objects, &s.Writing, &s.Bytes, &s.Limit, &s.Commits, &s.Attaches, &s.Refusals}
+	return []*int{&s.Clients, &s.Objects, &s.Publications, &s.Writing, &s.Bytes, &s.Limit, &s.Commits, &s.Attaches, &s.Refusals}
 }
 
 func (s *Status) encode(e *wire.Encoder) {
@@ -61,10 +61,12 @@ func (b *Broker) status() (s Status) {
 	s.Ready, s.Clients, s.Limit = !b.books.returning, b.sessions, b.o.Limit
 	for _, o := range b.books.objects {
 		s.Bytes += o.bytes
-		switch o.State {
-		case sealed:
+		switch {
+		case o.State == sealed:
 			s.Objects++
-		case writing:
+		case o.State == kept:
+			s.Publications++
+		case o.State == writing && !o.isDraft():
 			s.Writing++
 		}
 	}

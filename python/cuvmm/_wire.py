@@ -68,7 +68,7 @@ SHAPES: Dict[int, Shape] = _shapes(
     ("objects", 0xB184, "holder", (("number", "u32"), ("last", "bool"), ("entries", _OBJECT))),
     ("wanted", 0xB185, "holder", (("number", "u32"), ("key", "16 bytes"))),
     ("status", 0xB186, "holder",
-     (("number", "u32"), ("ready", "bool"), ("since", "u64"), ("clients", "u64"), ("objects", "u64"), ("writing", "u64"), ("bytes", "u64"),
+     (("number", "u32"), ("ready", "bool"), ("since", "u64"), ("clients", "u64"), ("objects", "u64"), ("publications", "u64"), ("writing", "u64"), ("bytes", "u64"),
       ("limit", "u64"), ("commits", "u64"), ("attaches", "u64"), ("refusals", "u64"), ("warning", "text"))),
     ("list", 0xF101, "server", (("number", "u32"),)),
     ("follow", 0xF102, "server", 
