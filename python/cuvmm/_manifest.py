@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import struct
 from typing import Any, Dict, Iterable, List, NamedTuple, Tuple
@@ -72,7 +73,7 @@ def contiguous(shape: Tuple[int, ...]) -> Tuple[int, ...]:
 
 def extent(shape: Tuple[int, ...], strides: Tuple[int, ...] = ()) -> int:
     """The elements from the first to the last."""
-    return 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides or contiguous(shape)))
+    return math.prod(shape) if not strides or 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides))
 
 
 class Manifest:

@@ -11,18 +11,33 @@ import time
 import unittest
 from typing import List
 
+from .serving import ServedTest
 from .support import ROOT, DriverTest, environment, lacks
 
 
-class Samples(DriverTest):
-    def run_sample(self, name: str, *args: str) -> str:
-        done = subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *args], env=environment(), capture_output=True, text=True, timeout=300)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout
+def run_sample(name: str, *args: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *args], env=environment(), capture_output=True, text=True, timeout=300)
 
+
+class BesideABroker(ServedTest):
+    def test_an_engine_that_is_killed(self) -> None:
+        for _ in range(2):  # nothing is left behind
+            done = run_sample("broker.py", "--socket", self.socket, "--layers", "10", "--width", "64")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            first, killed, second, answered = done.stdout.splitlines()
+            pid = killed.split()[1].rstrip(":")
+            self.assertTrue(first.startswith(f"engine {pid}: 10 tensors, ") and first.endswith(": loaded them"), first)
+            self.assertTrue(second.endswith(f": found what process {pid} had loaded"), second)
+            self.assertIn("answered all 16", answered)
+        self.assertEqual(self.connect().list(), [])
+
+
+class Samples(DriverTest):
     def test_weights(self) -> None:
         size = int(os.environ.get("CUVMM_TEST_WEIGHTS", str(8 << 20)))
-        out = self.run_sample("weights.py", "--bytes", str(size), "--steps", "3")
+        done = run_sample("weights.py", "--bytes", str(size), "--steps", "3")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        out = done.stdout
         for worker in (1, 2):
             self.assertIn(f"worker {worker}: computes with the weights of step 4, 2 tensors", out)
         self.assertIn("with both workers still following", out)
@@ -41,8 +56,9 @@ class Samples(DriverTest):
         """A sample ends with a line, not with a traceback."""
         for name, arguments, status, says in (("weights.py", ["--bytes", "0"], 2, "use at least 8 bytes"), ("follow.py", [self.path("none"), "x"], 1, "no process serves"),
                                               ("train.py", ["/nowhere/a", "b"], 1, "folder '/nowhere' does not exist"),
-                                              ("sleep.py", ["--turns", "0", self.path("turn")], 2, "at least one layer and one turn")):
-            done = subprocess.run([sys.executable, str(ROOT / "python/samples" / name), *arguments], env=environment(), capture_output=True, text=True, timeout=120)
+                                              ("sleep.py", ["--turns", "0", self.path("turn")], 2, "at least one layer and one turn"),
+                                              ("broker.py", ["--width", "0"], 2, "at least 1 of each"), ("broker.py", ["--socket", self.path("none")], 1, "no process serves")):
+            done = run_sample(name, *arguments)
             self.assertEqual(done.returncode, status, done.stderr)
             self.assertIn(says, done.stderr)
             self.assertNotIn("Traceback", done.stderr)
