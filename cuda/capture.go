@@ -31,15 +31,7 @@ const (
 
 // String names the mode.
 func (m CaptureMode) String() string {
-	switch m {
-	case CaptureThreadLocal:
-		return "thread-local"
-	case CaptureGlobal:
-		return "global"
-	case CaptureRelaxed:
-		return "relaxed"
-	}
-	return fmt.Sprintf("CaptureMode(%d)", uint8(m))
+	return errs.Name("CaptureMode", m, []string{CaptureThreadLocal: "thread-local", CaptureGlobal: "global", CaptureRelaxed: "relaxed"})
 }
 
 var captureModes = map[CaptureMode]driver.CaptureMode{

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/cuvmm/cuvmm/internal/driver"
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // Ptr is a device address. It is a number, never an unsafe.Pointer: the host
@@ -27,19 +28,7 @@ const (
 
 // String names the kind.
 func (t LocationType) String() string {
-	switch t {
-	case LocationNone:
-		return "none"
-	case LocationDevice:
-		return "device"
-	case LocationHost:
-		return "host"
-	case LocationHostNUMA:
-		return "host NUMA node"
-	case LocationHostNUMACurrent:
-		return "current host NUMA node"
-	}
-	return fmt.Sprintf("LocationType(%d)", int32(t))
+	return errs.Name("LocationType", t, []string{LocationNone: "none", LocationDevice: "device", LocationHost: "host", LocationHostNUMA: "host NUMA node", LocationHostNUMACurrent: "current host NUMA node"})
 }
 
 // Location is a place where memory lives or that is granted access to it: a

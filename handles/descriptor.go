@@ -23,13 +23,7 @@ const (
 
 // String names the kind.
 func (k Kind) String() string {
-	switch k {
-	case BufferKind:
-		return "buffer"
-	case ArrayKind:
-		return "array"
-	}
-	return fmt.Sprintf("Kind(%d)", uint8(k))
+	return errs.Name("Kind", k, []string{BufferKind: "buffer", ArrayKind: "array"})
 }
 
 // Descriptor describes memory that one process offers to another. It is a plain

@@ -33,15 +33,7 @@ const (
 
 // String names the way.
 func (r Reading) String() string {
-	switch r {
-	case Automatic:
-		return "automatic"
-	case PageCache:
-		return "through the page cache"
-	case Direct:
-		return "past the page cache"
-	}
-	return fmt.Sprintf("Reading(%d)", uint8(r))
+	return errs.Name("Reading", r, []string{Automatic: "automatic", PageCache: "through the page cache", Direct: "past the page cache"})
 }
 
 // Options are how a load or a save runs. The zero value is good.

@@ -28,15 +28,7 @@ const (
 
 // String returns the name of the attachment.
 func (a Attachment) String() string {
-	switch a {
-	case AttachGlobal:
-		return "global"
-	case AttachHost:
-		return "host"
-	case AttachStream:
-		return "stream"
-	}
-	return fmt.Sprintf("Attachment(%d)", uint8(a))
+	return errs.Name("Attachment", a, []string{AttachGlobal: "global", AttachHost: "host", AttachStream: "stream"})
 }
 
 // Options describe managed memory. The zero value is memory that is attached globally and

@@ -37,13 +37,7 @@ const (
 
 // String names what is kept.
 func (k Keep) String() string {
-	switch k {
-	case KeepHost:
-		return "kept in host memory"
-	case Drop:
-		return "dropped"
-	}
-	return fmt.Sprintf("Keep(%d)", uint8(k))
+	return errs.Name("Keep", k, []string{KeepHost: "kept in host memory", Drop: "dropped"})
 }
 
 // SuspendOptions determine what becomes of the bytes. The zero value keeps them in host memory.
@@ -285,10 +279,7 @@ func (s *Suspension) inner(op string) (*suspend.Suspension, error) {
 // ErrInvalidArgument. Resume waits for a SuspendAfter that has not ended.
 func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 	const op = "vmm.Suspension.Resume"
-	if ctx == nil {
-		return errNilContext(op)
-	}
-	in, members, err := s.named(op, m)
+	in, members, err := s.named(ctx, op, m)
 	if err != nil {
 		return err
 	}
@@ -307,10 +298,7 @@ func (s *Suspension) Resume(ctx context.Context, m ...Memory) error {
 // a SuspendAfter or a Resume that has not ended.
 func (s *Suspension) Forget(ctx context.Context, m ...Memory) error {
 	const op = "vmm.Suspension.Forget"
-	if ctx == nil {
-		return errNilContext(op)
-	}
-	in, members, err := s.named(op, m)
+	in, members, err := s.named(ctx, op, m)
 	if err != nil {
 		return err
 	}
@@ -319,7 +307,10 @@ func (s *Suspension) Forget(ctx context.Context, m ...Memory) error {
 }
 
 // named returns the inner state, and what the caller named of it.
-func (s *Suspension) named(op string, m []Memory) (in *suspend.Suspension, members []suspend.Member, err error) {
+func (s *Suspension) named(ctx context.Context, op string, m []Memory) (in *suspend.Suspension, members []suspend.Member, err error) {
+	if ctx == nil {
+		return nil, nil, errNilContext(op)
+	}
 	if in, err = s.inner(op); err == nil && len(m) > 0 {
 		members, err = membersOf(op, m)
 	}

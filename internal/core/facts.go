@@ -22,22 +22,31 @@ type recalled struct {
 	when time.Time
 }
 
+// recall reads one of the maps, and keep adds to it.
+func recall[K comparable, V any](s *System, from *map[K]V, key K) (V, bool) {
+	s.facts.mu.RLock()
+	defer s.facts.mu.RUnlock()
+	v, ok := (*from)[key]
+	return v, ok
+}
+
+func keep[K comparable, V any](s *System, in *map[K]V, key K, v V) {
+	s.facts.mu.Lock()
+	defer s.facts.mu.Unlock()
+	if *in == nil {
+		*in = map[K]V{}
+	}
+	(*in)[key] = v
+}
+
 // Cached returns what was found under a key within that time, or else finds it. Two
 // concurrent calls may both find it.
 func (s *System) Cached(key any, within time.Duration, find func() any) any {
-	s.facts.mu.RLock()
-	r, ok := s.facts.recalled[key]
-	s.facts.mu.RUnlock()
-	if ok && time.Since(r.when) < within {
+	if r, ok := recall(s, &s.facts.recalled, key); ok && time.Since(r.when) < within {
 		return r.what
 	}
 	what := find()
-	s.facts.mu.Lock()
-	defer s.facts.mu.Unlock()
-	if s.facts.recalled == nil {
-		s.facts.recalled = map[any]recalled{}
-	}
-	s.facts.recalled[key] = recalled{what, time.Now()}
+	keep(s, &s.facts.recalled, key, recalled{what, time.Now()})
 	return what
 }
 
@@ -61,20 +70,13 @@ type decision struct {
 
 // Decided returns what was decided for the same request before.
 func (s *System) Decided(w PropertiesKey) (prop driver.AllocationProp, gran uint64, ok bool) {
-	s.facts.mu.RLock()
-	d, ok := s.facts.decided[w]
-	s.facts.mu.RUnlock()
+	d, ok := recall(s, &s.facts.decided, w)
 	return d.prop, d.gran, ok
 }
 
 // Decide caches what a request comes to.
 func (s *System) Decide(w PropertiesKey, prop driver.AllocationProp, gran uint64) {
-	s.facts.mu.Lock()
-	defer s.facts.mu.Unlock()
-	if s.facts.decided == nil {
-		s.facts.decided = map[PropertiesKey]decision{}
-	}
-	s.facts.decided[w] = decision{prop, gran}
+	keep(s, &s.facts.decided, w, decision{prop, gran})
 }
 
 type attributeKey struct {
@@ -97,10 +99,7 @@ func (s *System) Attribute(d driver.Device, a driver.DeviceAttribute) int32 {
 // value is 0, and the next call reads it again.
 func (s *System) ReadAttribute(d driver.Device, a driver.DeviceAttribute) (int32, driver.Result) {
 	key := attributeKey{d, a}
-	s.facts.mu.RLock()
-	v, ok := s.facts.attributes[key]
-	s.facts.mu.RUnlock()
-	if ok {
+	if v, ok := recall(s, &s.facts.attributes, key); ok {
 		return v, driver.Success
 	}
 	v, r := s.Drv.DeviceGetAttribute(a, d)
@@ -108,12 +107,7 @@ func (s *System) ReadAttribute(d driver.Device, a driver.DeviceAttribute) (int32
 		s.Observe(r, d)
 		return 0, r
 	}
-	s.facts.mu.Lock()
-	defer s.facts.mu.Unlock()
-	if s.facts.attributes == nil {
-		s.facts.attributes = map[attributeKey]int32{}
-	}
-	s.facts.attributes[key] = v
+	keep(s, &s.facts.attributes, key, v)
 	return v, driver.Success
 }
 
@@ -121,22 +115,14 @@ func (s *System) ReadAttribute(d driver.Device, a driver.DeviceAttribute) (int32
 // in bytes.
 func (s *System) Granularity(prop driver.AllocationProp, o driver.GranularityOption) (uint64, driver.Result) {
 	key := granularityKey{prop, o}
-	s.facts.mu.RLock()
-	v, ok := s.facts.granularities[key]
-	s.facts.mu.RUnlock()
-	if ok {
+	if v, ok := recall(s, &s.facts.granularities, key); ok {
 		return v, driver.Success
 	}
 	v, r := s.Drv.MemGetAllocationGranularity(prop, o)
 	if r != driver.Success {
 		return 0, s.Observe(r, DevicesOf(prop.Location)...)
 	}
-	s.facts.mu.Lock()
-	defer s.facts.mu.Unlock()
-	if s.facts.granularities == nil {
-		s.facts.granularities = map[granularityKey]uint64{}
-	}
-	s.facts.granularities[key] = v
+	keep(s, &s.facts.granularities, key, v)
 	return v, driver.Success
 }
 

@@ -36,6 +36,12 @@ func TestUnits(t *testing.T) {
 	require.Equal(t, "0 mappings", errs.Count(0, "mapping"))
 }
 
+func TestNamesOfValues(t *testing.T) {
+	for v, want := range map[int32]string{-1: "Kind(-1)", 0: "zero", 1: "Kind(1)", 2: "two", 3: "Kind(3)"} {
+		require.Equal(t, want, errs.Name("Kind", v, []string{0: "zero", 2: "two"}))
+	}
+}
+
 func TestBytesAreExact(t *testing.T) {
 	for n, says := range map[uint64]string{
 		0: "0 bytes", 1: "1 byte", 1023: "1023 bytes", 1024: "1 KiB", 1025: "1025 bytes", 2 << 20: "2 MiB", 3 << 30: "3 GiB",

@@ -47,3 +47,11 @@ func Bytes[N ~int | ~int64 | ~uint64](n N) string {
 	}
 	return fmt.Sprintf("%s%d.%s %s", sign, whole, strings.TrimRight(fmt.Sprintf("%02d", hundredths/one), "0"), units[largest])
 }
+
+// Name returns the name of a value of a type, or "Type(7)" for a value without one.
+func Name[N ~uint8 | ~uint16 | ~int32](typ string, v N, names []string) string {
+	if v >= 0 && int(v) < len(names) && names[v] != "" {
+		return names[v]
+	}
+	return fmt.Sprintf("%s(%d)", typ, v)
+}

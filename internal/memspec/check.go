@@ -13,15 +13,7 @@ type Mode uint8
 
 // String names the mode.
 func (m Mode) String() string {
-	switch driver.AccessFlags(m) {
-	case driver.AccessNone:
-		return "no access"
-	case driver.AccessRead:
-		return "read-only"
-	case driver.AccessReadWrite:
-		return "read-write"
-	}
-	return fmt.Sprintf("AccessMode(%d)", uint8(m))
+	return errs.Name("AccessMode", m, []string{driver.AccessNone: "no access", driver.AccessRead: "read-only", driver.AccessReadWrite: "read-write"})
 }
 
 // grant is the structure of vmm.Access.

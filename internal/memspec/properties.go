@@ -69,15 +69,7 @@ const (
 
 // String returns the name of the choice.
 func (r RDMA) String() string {
-	switch r {
-	case RDMADefault:
-		return "default"
-	case RDMAOff:
-		return "off"
-	case RDMARequired:
-		return "required"
-	}
-	return fmt.Sprintf("RDMA(%d)", uint8(r))
+	return errs.Name("RDMA", r, []string{RDMADefault: "default", RDMAOff: "off", RDMARequired: "required"})
 }
 
 // Usage is vmm.Usage.
@@ -92,15 +84,7 @@ const (
 
 // String returns the name of the purpose.
 func (u Usage) String() string {
-	switch u {
-	case AnyUsage:
-		return "any"
-	case TilePool:
-		return "tile pool"
-	case HWDecompress:
-		return "hardware decompression"
-	}
-	return fmt.Sprintf("Usage(%d)", uint16(u))
+	return errs.Name("Usage", u, []string{AnyUsage: "any", TilePool: "tile pool", HWDecompress: "hardware decompression"})
 }
 
 // Granularity is vmm.Granularity.
@@ -114,13 +98,7 @@ const (
 
 // String returns the name of the choice.
 func (g Granularity) String() string {
-	switch g {
-	case MinimumGranularity:
-		return "minimum"
-	case RecommendedGranularity:
-		return "recommended"
-	}
-	return fmt.Sprintf("Granularity(%d)", uint8(g))
+	return errs.Name("Granularity", g, []string{MinimumGranularity: "minimum", RecommendedGranularity: "recommended"})
 }
 
 // Resolve converts vmm.Properties into the driver's form, with every default decided, and

@@ -132,3 +132,17 @@ func (b *builder) layerBackward(m model, tokens uint64, k kept, grad block, para
 	b.free(k.adapters...)
 	return result
 }
+
+// crossEntropy takes the last norm's activations, and those of the loss and of the gradient of its logits.
+func (b *builder) crossEntropy(m model, tokens uint64) (norm, dlogits, loss block) {
+	norm = b.act(tokens * m.hidden)
+	logits := b.act(tokens * m.vocab)
+	wide := b.alloc(tagActivations, 4*tokens*m.vocab)
+	b.free(logits)
+	loss = b.alloc(tagActivations, 4)
+	dwide := b.alloc(tagActivations, 4*tokens*m.vocab)
+	b.free(wide)
+	dlogits = b.act(tokens * m.vocab)
+	b.free(dwide)
+	return norm, dlogits, loss
+}

@@ -129,15 +129,7 @@ func (p *tuner) microBatch(tokens uint64) (loss block) {
 		layers, inputs = append(layers, k), append(inputs, x)
 		x = y
 	}
-	norm := p.act(tokens * p.hidden)
-	logits := p.act(tokens * p.vocab)
-	wide := p.alloc(tagActivations, 4*tokens*p.vocab)
-	p.free(logits)
-	loss = p.alloc(tagActivations, 4)
-	dwide := p.alloc(tagActivations, 4*tokens*p.vocab)
-	p.free(wide)
-	dlogits := p.act(tokens * p.vocab)
-	p.free(dwide)
+	norm, dlogits, loss := p.crossEntropy(p.model, tokens)
 	grad := p.act(tokens * p.hidden)
 	p.free(dlogits, norm, x)
 	perLayer := len(p.adapters) / int(p.layers)

@@ -134,15 +134,7 @@ func (p *trainer) microBatch(tokens uint64, last bool) (loss block) {
 // head is the loss and its gradient: the largest blocks of all.
 func (p *trainer) head(tokens uint64, x block) (grad, loss block) {
 	end := len(p.gradients) - len(p.ends()) + 1
-	norm := p.act(tokens * p.hidden)
-	logits := p.act(tokens * p.vocab)
-	wide := p.alloc(tagActivations, 4*tokens*p.vocab)
-	p.free(logits)
-	loss = p.alloc(tagActivations, 4)
-	dwide := p.alloc(tagActivations, 4*tokens*p.vocab)
-	p.free(wide)
-	dlogits := p.act(tokens * p.vocab)
-	p.free(dwide)
+	norm, dlogits, loss := p.crossEntropy(p.model, tokens)
 	dnorm := p.act(tokens * p.hidden)
 	if p.tied {
 		p.gradient(0, p.vocab*p.hidden)

@@ -3,6 +3,8 @@ package trace
 import (
 	"fmt"
 	"unicode/utf8"
+
+	"github.com/cuvmm/cuvmm/internal/errs"
 )
 
 // What a trace can hold at most, so that a decoder refuses nonsense early.
@@ -31,17 +33,7 @@ const (
 )
 
 func (k Kind) String() string {
-	switch k {
-	case Alloc:
-		return "alloc"
-	case Free:
-		return "free"
-	case Use:
-		return "use"
-	case Sync:
-		return "sync"
-	}
-	return fmt.Sprintf("Kind(%d)", uint8(k))
+	return errs.Name("Kind", k, []string{Alloc: "alloc", Free: "free", Use: "use", Sync: "sync"})
 }
 
 // MarshalText is String, for JSON.
