@@ -9,7 +9,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { unit = 512, most_classes = 128, most_streams = 64, first_room = 1024, most_more = 256 << 10 };
+enum { unit = 512, most_classes = 128, most_streams = 64, first_room = 1024, most_more = 256 << 10, most_more_large = 2 << 20 };
 
 // The states of a record. What a block does:
 //
@@ -71,7 +71,8 @@ struct cuvmm_cache {
 
 	_Alignas(64) struct stream streams[most_streams];
 	uint64_t large_bytes;     // that are cached of large classes
-	uint64_t excess;          // by how much live blocks of large classes are larger than their requests
+	uint64_t large_live;      // bytes of large classes that are live
+	uint64_t excess;          // by how much those are more than was requested
 	struct origin *origins;
 	uint32_t room, fresh, gap; // records; the first that was never used; the first unused one
 	uint32_t moving;
@@ -346,13 +347,16 @@ static inline int is_large(const cuvmm_cache *c, const struct record *r) { retur
 
 static inline uint32_t class_of(const cuvmm_cache *c, uint64_t bytes) { return c->of[(bytes + unit - 1) / unit]; }
 
-static inline void count_excess(cuvmm_cache *c, const struct record *r, int on) {
+// lives counts a block of a large class that is live from now on, or no more.
+static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
 	if (!is_large(c, r)) return;
-	uint64_t excess = c->sizes[r->size_class] - r->bytes;
+	uint64_t size = c->sizes[r->size_class], excess = size - r->bytes;
+	c->large_live += on ? size : -size;
 	c->excess += on ? excess : -excess;
 }
 
-// spare_excess is how much more than they need the live blocks of large classes may have yet.
+// spare_excess is how much more than they need live blocks may have yet, if they are not of the
+// class of their request but of a larger one.
 static uint64_t spare_excess(const cuvmm_cache *c) {
 	uint64_t most = c->most / 8;
 	return c->excess < most ? most - c->excess : 0;
@@ -374,10 +378,11 @@ static inline struct record *pop(cuvmm_cache *c, struct list *l) {
 	return r;
 }
 
-// fitting returns the list that serves a request of a large class, or NULL: the first that has a block, up to
+// fitting returns the list that serves a request of a large class, or NULL: its own, or the next that has a block, up to
 // blocks half as large again, which the pool serves such requests with.
 __attribute__((noinline)) static struct list *fitting(cuvmm_cache *c, struct list *lists, uint32_t k, uint64_t bytes) {
 	uint64_t most = c->sizes[k] + c->sizes[k] / 2;
+	if (lists[k].first != 0) return &lists[k];
 	while (k < c->classes && c->sizes[k] <= most && lists[k].first == 0) k++;
 	return k < c->classes && c->sizes[k] <= most && c->sizes[k] - bytes <= spare_excess(c) ? &lists[k] : NULL;
 }
@@ -395,7 +400,7 @@ CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t st
 			struct record *r = pop(c, l);
 			r->state = live;
 			r->bytes = bytes;
-			count_excess(c, r, 1);
+			lives(c, r, 1);
 			count_alloc(c, bytes);
 			ptr = r->ptr;
 		}
@@ -404,9 +409,9 @@ CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t st
 	return ptr;
 }
 
-uint64_t cuvmm_cache_rounds(cuvmm_cache *c) {
+int64_t cuvmm_cache_rounds(cuvmm_cache *c) {
 	lock(c);
-	uint64_t n = c->held == 0 ? spare_excess(c) : 0;
+	int64_t n = c->held == 0 && c->large_live < 2 * c->most ? (int64_t)spare_excess(c) : -1;
 	unlock(c);
 	return n;
 }
@@ -422,7 +427,7 @@ int32_t cuvmm_cache_wants(cuvmm_cache *c, uintptr_t stream, int32_t size_class) 
 	int32_t n = 0;
 	lock(c);
 	if (c->held == 0 && c->bytes < c->most / 2 && add_stream(c, stream) != no_stream) {
-		uint64_t fit = (size_class < c->large ? most_more : c->most / 8) / c->sizes[size_class];
+		uint64_t fit = (size_class < c->large ? most_more : most_more_large) / c->sizes[size_class];
 		n = fit < CUVMM_MORE ? (int32_t)fit : CUVMM_MORE;
 		if (n > 0) c->moving++;
 	}
@@ -435,7 +440,7 @@ int cuvmm_cache_adopt(cuvmm_cache *c, uintptr_t stream, const cuvmm_got *got) {
 	int done = grow(c, 1 + (uint32_t)got->more);
 	if (done) {
 		uint32_t s = got->size_class == CUVMM_NO_CLASS ? no_stream : add_stream(c, stream);
-		count_excess(c, &c->records[insert(c, &got->block, s, s == no_stream ? CUVMM_NO_CLASS : (uint8_t)got->size_class, live)], 1);
+		lives(c, &c->records[insert(c, &got->block, s, s == no_stream ? CUVMM_NO_CLASS : (uint8_t)got->size_class, live)], 1);
 		count_alloc(c, got->block.bytes);
 		for (int32_t k = 0; k < got->more; k++) // the stream has a place: cuvmm_cache_wants
 			push(c, &c->streams[s].lists[got->size_class], insert(c, &got->extra[k], s, (uint8_t)got->size_class, cached));
@@ -451,7 +456,7 @@ CUVMM_HOT int cuvmm_cache_free(cuvmm_cache *c, uintptr_t ptr, uint32_t *passed) 
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		struct record *r = &c->records[i];
-		count_excess(c, r, 0);
+		lives(c, r, 0);
 		if (c->held == 0 && r->size_class != CUVMM_NO_CLASS && c->streams[r->stream].state == open_) {
 			count_free(c, r->bytes);
 			r->state = cached;
@@ -475,7 +480,7 @@ void cuvmm_cache_passed(cuvmm_cache *c, uint32_t i, int freed) {
 		erase(c, i);
 	} else {
 		c->records[i].state = live;
-		count_excess(c, &c->records[i], 1);
+		lives(c, &c->records[i], 1);
 	}
 	unlock(c);
 }
@@ -493,7 +498,7 @@ void cuvmm_cache_use(cuvmm_cache *c, uintptr_t ptr) {
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		refer_no_more(c, &c->records[i]);
-		count_excess(c, &c->records[i], 0);
+		lives(c, &c->records[i], 0);
 		c->records[i].size_class = CUVMM_NO_CLASS;
 	}
 	unlock(c);

@@ -80,7 +80,7 @@ func (c *cache) Hold(exact bool) (release func()) {
 
 func (c *cache) Bytes() uint64 { return uint64(C.cuvmm_cache_bytes(c.c)) }
 
-func (c *cache) rounds() uint64 { return uint64(C.cuvmm_cache_rounds(c.c)) }
+func (c *cache) rounds() int { return int(C.cuvmm_cache_rounds(c.c)) }
 
 // GiveLarge leaves what other threads carry to them.
 func (c *cache) GiveLarge() {

@@ -61,9 +61,9 @@ cuvmm_capturing cuvmm_cache_asks(const cuvmm_cache *c);
 // cuvmm_cache_serve serves a request of a stream that does not capture. 0: the pool does.
 uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t stream);
 
-// cuvmm_cache_rounds returns by how much a large request may be rounded up to a class: what live
-// blocks of large classes have more than they need is bounded.
-uint64_t cuvmm_cache_rounds(cuvmm_cache *c);
+// cuvmm_cache_rounds returns by how much a large request may be rounded up to more than its class, or -1 if
+// it is not to be rounded up at all: front.Pool.
+int64_t cuvmm_cache_rounds(cuvmm_cache *c);
 
 // cuvmm_cache_bytes returns how much the cache keeps.
 uint64_t cuvmm_cache_bytes(cuvmm_cache *c);

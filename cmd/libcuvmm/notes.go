@@ -19,10 +19,10 @@ package main
 //
 // Blocks of requests up to 256 KiB, which are slots of slabs (vmm/pool/slab.go), and of larger
 // ones up to 4 MiB, which the pool then rounds up to a class (vmm/pool/front.go): each on a list of
-// its stream and its class. A large request also gets a block of a class up to half as large again.
-// What live blocks have more than they need is 8 MiB at most. As long as there is room
-// the pool rounds up by as much as half, so that caches which grow with each step reach the next class
-// seldom; then by an eighth; then such a request goes to the pool as it is.
+// its stream and its class. While live blocks have no more than 8 MiB that they do not need, the pool rounds
+// up by as much as half, so that caches of keys and values, which grow with each step, reach the next class
+// seldom; a request is then also served from classes up to half as large again. Else
+// the pool rounds up by an eighth at most, and not at all while 128 MiB of such blocks are live.
 // What is freed on a stream serves the stream's next request at once, whatever the GPU does,
 // since its order is the order of use: as in a shard of the pool. So nothing waits, and a
 // thread may free what another requested. To the pool such a block is live. When it goes back

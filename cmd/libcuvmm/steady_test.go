@@ -89,6 +89,10 @@ func TestASteadyProgramDoesNotEnterGo(t *testing.T) {
 			plain, err := pool.New(w.d, pool.Options{})
 			require.NoError(t, err)
 			p := &program{w: w, plain: plain, twins: map[uintptr]pool.Block{}}
+			var weights []uintptr // which are as large as what the cache keeps
+			for range 8 {
+				weights = append(weights, p.alloc(3<<19), p.alloc(1<<19), p.alloc(2<<20), p.alloc(2<<20))
+			}
 			caches := make([]uintptr, 16)
 			for i := range caches {
 				caches[i] = p.alloc(512 << 10)
@@ -107,7 +111,7 @@ func TestASteadyProgramDoesNotEnterGo(t *testing.T) {
 			}
 			require.LessOrEqual(t, entering, most)
 			require.LessOrEqual(t, w.e.pool.Stats().PeakReserved, plain.Stats().PeakReserved+8<<20)
-			p.free(caches...)
+			p.free(append(caches, weights...)...)
 			require.NoError(t, plain.Close())
 		})
 	}

@@ -22,8 +22,9 @@ type Pool interface {
 	// large classes; and the class of a request by its size in units of 512 bytes, rounded up.
 	Classes() (sizes []uint64, large int, of []uint8)
 	// Alloc is the pool's Alloc. The class is that of the block, or -1 if no cache may keep it.
-	// A large request is rounded up to a class by at most so many bytes.
-	Alloc(bytes int, s *cuda.Stream, round uint64) (b Block, class int, err error)
+	// A large request is rounded up to its class, and to a coarser one if that takes at most round bytes
+	// more than it needs; if round is negative, not at all, and it has no class.
+	Alloc(bytes int, s *cuda.Stream, round int) (b Block, class int, err error)
 	// More fills blocks of a class with what the stream has free, and returns how many. They
 	// count as requested with 0 bytes.
 	More(class int, s *cuda.Stream, blocks []Block) int

@@ -92,9 +92,9 @@ int32_t goAlloc(uint64_t pool, size_t bytes, uintptr_t stream, uint64_t arena, c
 	int small = bytes <= largest && !arena && !atomic_load(&capturing[stream]);
 	int c = small ? of[(bytes + unit - 1) / unit] : classes;
 	if (c >= large_class && small) { // rounded up to either of two classes, as far as it may be
-		uint64_t most = cuvmm_cache_rounds(the_cache);
-		if (c == 2 && bytes % 3 == 0 && sizes[3] - bytes <= most) c = 3;
-		small = sizes[c] - bytes <= most;
+		int64_t most = cuvmm_cache_rounds(the_cache);
+		if (c == 2 && bytes % 3 == 0 && (int64_t)(sizes[3] - bytes) <= most) c = 3;
+		small = most >= 0;
 		if (!small) c = classes;
 	}
 	pthread_mutex_lock(&pool_lock);
@@ -307,7 +307,7 @@ static void exact(uint64_t blocks) {
 	for (uint32_t i = 1; i < the_cache->fresh; i++) records += the_cache->records[i].state != unused;
 	for (int i = 0; i < most_streams; i++) referring += the_cache->streams[i].referring;
 	MUST(records == c.blocks && referring <= c.blocks && the_cache->bytes == 0 && the_cache->moving == 0);
-	MUST(blocks > 0 || the_cache->excess == 0);
+	MUST(blocks > 0 || (the_cache->excess == 0 && the_cache->large_live == 0));
 	cuvmm_cache_release(the_cache);
 }
 
