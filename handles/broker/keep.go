@@ -71,7 +71,8 @@ func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOp
 	}
 }
 
-// Buffer returns the memory, to write and to publish with its page. It is neither moved, sent nor leased
+// Buffer returns the memory, to publish with its page, and to write: what an earlier process announced only after
+// Publication.Rewrite. It is neither moved, sent nor leased
 // (cuda.ErrNotPermitted), and is closed with the Kept.
 func (w *Kept) Buffer() *vmm.Buffer {
 	if w == nil {

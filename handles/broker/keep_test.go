@@ -135,6 +135,8 @@ func TestAPublicationOutlivesItsPublisher(t *testing.T) {
 			third, err = publisherOf(t, keep(t, other, d, n), dir, false)
 			require.NoError(t, err)
 			require.Equal(t, shown%2, third.p.Stats().Generation%2, "the half that was whole")
+			require.NoError(t, third.p.Announce(ctx, n))
+			require.Equal(t, shown%2, third.p.Stats().Generation%2, "and it is shown until the other half is rewritten")
 			require.False(t, third.p.Stats().Rewriting)
 		}
 		third.end()
@@ -298,7 +300,7 @@ func TestOneClientAtATimePublishes(t *testing.T) {
 	ctx := peertest.Context(t)
 	r := rand.New(rand.NewPCG(1, 2))
 	var has *broker.Kept
-	for range 200 {
+	for range 80 {
 		switch r.IntN(6) {
 		case 0:
 			h.replace()

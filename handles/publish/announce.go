@@ -266,12 +266,12 @@ const mostWarned = 4
 // write makes the followers' words read the next generation, in their turn.
 func (p *Publication) write(op string, followers []*replicator) error {
 	switch {
-	case !p.turns:
-		p.spend()
-	case p.rewriting == open: // the other half
+	case p.rewriting != open: // nothing that was shown is rewritten, and the other half may be torn
+		p.spendLike(p.view.generation)
+	case p.turning: // the other half
 		p.spendLike(p.view.generation + 1)
 	default:
-		p.spendLike(p.view.generation)
+		p.spend()
 	}
 	for _, f := range followers {
 		if err := p.timeline.write(op, f.slot, completeWord, p.used); err != nil {

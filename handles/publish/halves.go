@@ -27,8 +27,8 @@ import (
 //	from, to := publish.HalfOf(follower.Generation(), follower.Len())
 //
 // and are otherwise as any other: they hold, release and prove what they read. If the publisher
-// dies while it writes, what followers show stays whole, and TakeOver goes on with it: call Rewrite
-// before any other Announce. Until a Rewrite without Turn the length stays as it is.
+// dies while it writes, what followers show stays whole, and the next publisher goes on with it: an
+// Announce without a Rewrite shows the same half again. Until a Rewrite without Turn the length stays as it is.
 func HalfOf(generation uint64, length int) (from, to int) {
 	half := length / 2
 	if generation%2 == 0 {

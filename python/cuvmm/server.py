@@ -227,7 +227,8 @@ class Publication(OfProcess):
             if not self._view.length <= length <= len(self._memory):
                 raise ArgumentError(f"{counted(length, 'element')} to announce, after {self._view.length}, of {len(self._memory)}", "resize the memory first; shrink shows fewer")
             chunks = self._memory.show(length)
-            generation = self._spend()
+            # What was not rewritten is shown again, since the other half may be torn.
+            generation = self._spend() if self._rewriting is Rewriting.OPEN else self._spend_like(self._view.generation)
             self._write(generation, streams, self._slots())
             self._rewriting = Rewriting.SETTLED  # first: whatever interrupts this call, nothing that is shown is open
             self._show(Shown(generation, generation, length, chunks))
