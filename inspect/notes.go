@@ -4,7 +4,9 @@ package inspect
 //
 // Notes for readers of the source; the package document is for users.
 //
-// Take reads what the owners keep anyway; nothing is counted or recorded for it. The
+// Take reads what the owners keep anyway; nothing is counted or recorded for it. Of managed
+// memory, whose pages only the driver knows, it queries the last prefetch of each allocation,
+// and where its pages are if the driver can tell (driver.Locator). The
 // list of live objects names the owner of each (life.Owner). Pools, publications,
 // followers and leases are not objects of the driver, and register with core.System.Show.
 //

@@ -24,7 +24,7 @@ import (
 const mapUsage = `usage: cuvmm map [flags] [SNAPSHOT [SNAPSHOT]]
 
 Draws the GPU address space of a process: reservations, what is mapped into them,
-holes, pools with their blocks, and what is shared. A SNAPSHOT is
+holes, pools with their blocks, managed memory, and what is shared. A SNAPSHOT is
 
   a number   the process with that number, which must offer a socket (serve.Offer)
   a URL      where a process has mounted serve.Handler: http://host/debug/cuvmm/
