@@ -317,8 +317,8 @@ class Broker(OfProcess):
                 memory = ch.receive_as(Imported(_driver.device(device), write, page is not None), timeout=self._timeout)
                 try:
                     if page is not None:
-                        if not files:
-                            raise ProtocolError("memory of a publication without its page")
+                        if not files or len(memory) != fields["bytes"]:
+                            raise ProtocolError(f"{counted(len(memory), 'byte')} and {counted(len(files), 'page')} of a publication of {fields['bytes']}")
                         page.open(files.pop)
                     o = Object(self, got["key"], _listing(got), memory, read_text(files[0], "a manifest") if files else b"")
                 except BaseException:

@@ -229,8 +229,14 @@ class Publication(OfProcess):
             chunks = self._memory.show(length)
             # What was not rewritten is shown again, since the other half may be torn.
             generation = self._spend() if self._rewriting is Rewriting.OPEN else self._spend_like(self._view.generation)
-            self._write(generation, streams, self._slots())
-            self._rewriting = Rewriting.SETTLED  # first: whatever interrupts this call, nothing that is shown is open
+            try:
+                self._write(generation, streams, self._slots())
+                self._rewriting = Rewriting.SETTLED  # first: whatever interrupts this call, nothing that is shown is open
+            except BaseException:
+                if self._rewriting is Rewriting.OPEN:
+                    self._flux = generation  # if its words were written, what is open must not look whole
+                    self._tell_all()
+                raise
             self._show(Shown(generation, generation, length, chunks))
             return generation
 
@@ -346,7 +352,7 @@ class Publication(OfProcess):
     def _tell_all(self) -> None:
         """Writes the words that say what is rewritten."""
         if self._rewriting is Rewriting.OPEN:
-            self._flux = self._view.generation
+            self._flux = max(self._flux, self._view.generation)
         for slot in self._slots():
             self._tell(slot)
 
@@ -362,7 +368,7 @@ class Publication(OfProcess):
         """Shows the same elements as another generation."""
         if self._view.generation:
             generation = self._spend_like(self._view.generation, beyond)
-            for slot in self._kept:
+            for slot in self._kept if self._rewriting is not Rewriting.OPEN else ():  # what is open must not look whole
                 self._timeline.write(slot, _page.COMPLETE, generation)
             self._show(self._view._replace(generation=generation))
 

@@ -33,7 +33,7 @@ def keep(broker: str, socket: str, length: int, incomplete: bool) -> "Tuple[Opti
     """Publishes memory that a broker keeps, as in tests/peer."""
     memory = cuvmm.connect_broker(broker, wait=True).keep("table", length, "uint32", wait=True, timeout=60)
     try:
-        p = cuvmm.Server(socket).publish("table", memory, incomplete=incomplete)
+        p = cuvmm.Server(socket).publish("table", memory, writable=True, incomplete=incomplete)
     except cuvmm.IncompleteError:
         return None, "incomplete"
     said = f"{p.generation > 0} {p.rewriting}".lower()

@@ -10,6 +10,7 @@ import threading
 import time
 import unittest
 from typing import Callable, List, Tuple
+from unittest import mock
 
 import cuvmm
 from cuvmm import _page
@@ -72,6 +73,15 @@ class Successions(GoTest, ServedTest):
             self.assertTrue(whole(table.array.tobytes()) and table.intact(table.generation))
         second.kill()
         go.kill()
+
+    def test_nobody_takes_over_in_place_of_the_next_publisher(self) -> None:
+        p, go = self.publisher("Python"), self.peer()
+        self.keeps(p)
+        go.start("inherit", self.path(), "table")
+        self.assertEqual(go.read(), "following")
+        p.kill()
+        self.assertEqual(go.read(), "not permitted")
+        self.assertEqual(go.end(), 0)
 
     def test_killed_half_way(self) -> None:
         """Half written memory is refused, by both, and written anew by a publisher that asks for that."""
@@ -294,6 +304,35 @@ class Rules(ServedTest):
             self.assertGreater(server.publish("table", memory, incomplete=True).generation, last)
             stream.close()
             gate.close()
+
+    def test_what_is_open_never_looks_whole(self) -> None:
+        """Whatever fails, and whoever comes, while it is written."""
+        with self.connect().keep("table", 100, "uint8") as memory:
+            for how in ("interrupted", "joined"):
+                with self.subTest(how), cuvmm.Server(self.path()) as server:
+                    published = server.publish("table", memory, incomplete=True)
+                    memory.array.write(bytes(100))
+                    last = published.announce()
+                    slot, write = published._kept[0], published._timeline.write
+                    published.rewrite(60)
+                    if how == "interrupted":
+
+                        def interrupted(to: _page.Slot, word: int, number: int) -> None:
+                            write(to, word, number)
+                            raise KeyboardInterrupt
+
+                        with mock.patch.object(published._timeline, "write", interrupted), self.assertRaises(KeyboardInterrupt):
+                            published.announce()
+                    else:
+                        with published._lock:
+                            published._renumber(published.generation + 5)  # for a follower that comes back and is ahead
+                    published.finish()
+                    if how == "joined":
+                        self.assertEqual(slot.load(_page.COMPLETE), last, "the GPU's word could come before the host's")
+                    self.assertTrue(published.rewriting and slot.load(_page.FLUX) >= slot.load(_page.COMPLETE) > 0)
+                    self.assertGreaterEqual(slot.load(_page.INTENT), slot.load(_page.FLUX))
+                with cuvmm.Server(self.path()) as server, self.assertRaises(cuvmm.IncompleteError):
+                    server.publish("table", memory)
 
     def test_tensors_by_name(self) -> None:
         like = {"w": ("float32", (3,)), "b": ("uint8", (2, 2))}

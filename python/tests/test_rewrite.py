@@ -224,6 +224,25 @@ class Rewriting(GoTest):
                     c.close()
                 self.restart()
 
+    def test_go_takes_over_from_python(self) -> None:
+        """A follower in Go that may write goes on with what a publisher in Python had; one in Python keeps its memory."""
+        publisher, go = self.publisher("Python"), self.peer()
+        with cuvmm.connect(self.path(), reconnect=True) as client, client.follow("table") as table:
+            publisher.done("rewrite", 2)
+            table.next(timeout=60)
+            read, at, generation = table.array.tobytes(), table.array.ptr, table.generation
+            go.start("inherit", self.path(), "table")
+            self.assertEqual(go.read(), "following")
+            publisher.kill()
+            self.assertEqual(go.read(), str(LENGTH))
+            self.assertGreater(table.next(timeout=60), generation)
+            self.assertTrue(table.array.tobytes() == read and table.array.ptr == at)
+            table.release()
+            go.done("rewrite", 1)
+            table.next(timeout=60)
+            self.assertTrue(whole(table.array.tobytes()))
+        self.assertEqual(go.end(), 0)
+
     def test_exclusions_between_languages(self) -> None:
         for language in ("Go", "Python"):
             with self.subTest(language):

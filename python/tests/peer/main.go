@@ -10,6 +10,8 @@
 //	withdraw NAME              ends the publication
 //	follow SOCKET NAME         follows, and prints each generation, length, sum
 //	track SOCKET NAME          the same across publishers, until one withdraws
+//	inherit SOCKET NAME        follows, prints "following", and takes over when the publisher dies, or prints
+//	                           "not permitted"
 //	keep BROKER SOCKET NAME LENGTH
 //	                           serves an array that a broker keeps, and prints whether anything was announced
 //	                           before, and whether it is to be written anew; or "incomplete"
@@ -129,6 +131,8 @@ func (p *program) do(ctx context.Context, words []string) (string, error) {
 		return "done", p.follow(ctx, name, arg(2))
 	case "track":
 		return "done", p.track(ctx, name, arg(2))
+	case "inherit":
+		return p.inherit(ctx, name, arg(2))
 	case "keep", "anew":
 		return p.keep(ctx, name, arg(2), arg(3), n, arg(0) == "anew")
 	case "uniform":
@@ -258,15 +262,43 @@ func (p *program) show(f *publish.Follower[uint32]) error {
 	return nil
 }
 
-// track follows across the deaths of publishers.
-func (p *program) track(ctx context.Context, socket, name string) error {
+// lasting follows across the deaths of publishers.
+func (p *program) lasting(ctx context.Context, socket, name string, o publish.FollowOptions) (*publish.Client, *publish.Follower[uint32], error) {
 	k, err := publish.Dial(ctx, socket, publish.DialOptions{ComeBack: &publish.ComeBack{}})
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
-	f, err := publish.Follow[uint32](ctx, k, p.dev, name, publish.FollowOptions{ReadOnly: true})
+	f, err := publish.Follow[uint32](ctx, k, p.dev, name, o)
 	if err != nil {
-		return errors.Join(err, k.Close())
+		return nil, nil, errors.Join(err, k.Close())
+	}
+	return k, f, nil
+}
+
+func (p *program) inherit(ctx context.Context, socket, name string) (string, error) {
+	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{KeepDescriptors: true, Reserve: 4 * most})
+	if err != nil {
+		return "", err
+	}
+	if err := errors.Join(f.Next(ctx), f.Release()); err != nil { // a publisher that rewrites does not wait for it
+		return "", errors.Join(err, f.Close(), k.Close())
+	}
+	fmt.Fprintln(os.Stdout, "following")
+	shown, err := publish.TakeOver(ctx, p.server, f, publish.TakeOverOptions{})
+	if errors.Is(err, cuda.ErrNotPermitted) {
+		return "not permitted", errors.Join(f.Close(), k.Close())
+	}
+	if err != nil {
+		return "", errors.Join(err, f.Close(), k.Close())
+	}
+	p.shown[name], p.arrays[name] = shown, f.Array()
+	return fmt.Sprint(f.Array().Len()), k.Close()
+}
+
+func (p *program) track(ctx context.Context, socket, name string) error {
+	k, f, err := p.lasting(ctx, socket, name, publish.FollowOptions{ReadOnly: true})
+	if err != nil {
+		return err
 	}
 	for err == nil {
 		if err = f.Next(ctx); err == nil {
