@@ -258,7 +258,8 @@ class Broker(OfProcess):
                 if not publication.generation:                    # nothing was ever announced: write all
                     ...
 
-        The last complete generation is there, and shown again as the next one; followers that reconnect keep what they have mapped. The
+        The last complete generation is there, and shown again as the next one; followers that reconnect keep what they have mapped. Write
+        nothing before it is published: only that says whether there is something. The
         broker keeps the memory until it is removed. With ``wait`` this waits, for ``timeout`` seconds, for the end of the process that
         publishes it; without it that is a WritingError. New memory has undefined contents. Memory of another size, or on another device, is an
         ArgumentError; a name of objects an ExistsError or a WritingError.
