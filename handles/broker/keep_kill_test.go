@@ -31,10 +31,10 @@ import (
 )
 
 // round is what a publisher says: that it begins to write what has a seed, or that this is complete. The first
-// one says what it found, or that this was incomplete.
+// one says what it found, or that this was incomplete, and the last that it has handed the memory on.
 type round struct {
-	Did, Incomplete bool
-	Seed            int
+	Did, Incomplete, Handed bool
+	Seed                    int
 }
 
 const keptBytes = 4 * kib64
@@ -62,7 +62,7 @@ func seedIn(got []byte) (int, error) {
 	return seed, nil
 }
 
-// publisherRole rewrites memory of a broker until it is killed: publisher FOLDER SOCKET DIR SEED.
+// publisherRole rewrites memory of a broker until it is killed, or has handed it on: publisher FOLDER SOCKET DIR SEED.
 func publisherRole(args []string) error {
 	time.AfterFunc(time.Minute, func() { os.Exit(1) })
 	seed, err := strconv.Atoi(args[3])
@@ -143,6 +143,12 @@ func publisherRole(args []string) error {
 		if err := say.Encode(round{Did: true, Seed: seed}); err != nil {
 			return err
 		}
+		if r.IntN(16) == 0 {
+			if err := errors.Join(s.Close(), l.Close(), kept.Close(), say.Encode(round{Handed: true})); err != nil {
+				return err
+			}
+			select {} // the next one does not wait for its end
+		}
 	}
 }
 
@@ -174,7 +180,14 @@ func TestKillsOfPublishers(t *testing.T) {
 	var client *publish.Client
 	var follower *publish.Follower[byte]
 	var at cuda.Ptr
-	shown, incomplete, whole := 0, 0, 0
+	shown, incomplete, whole, handed := 0, 0, 0, 0
+	end := func(c *exec.Cmd, log *testlog.Log) {
+		x := new(exec.ExitError)
+		require.ErrorAs(t, c.Wait(), &x)
+		require.True(t, x.Sys().(syscall.WaitStatus).Signaled(), "it had failed before: %s", log)
+	}
+	var before *exec.Cmd // which has handed the memory on, and lives
+	var beforeLog *testlog.Log
 	r := rand.New(rand.NewPCG(3, 4))
 	for kills := range max(rounds()/8, 2) {
 		c := as("publisher", folder, l.Path(), dir, strconv.Itoa(will+1))
@@ -187,6 +200,12 @@ func TestKillsOfPublishers(t *testing.T) {
 		require.True(t, lines.Scan(), "%s", log)
 		var found round
 		require.NoError(t, json.Unmarshal(lines.Bytes(), &found))
+		if before != nil {
+			require.Equal(t, round{Seed: did}, found, "what was handed on is whole")
+			require.NoError(t, before.Process.Kill())
+			end(before, beforeLog)
+			before = nil
+		}
 		switch {
 		case found.Incomplete:
 			incomplete++
@@ -215,15 +234,21 @@ func TestKillsOfPublishers(t *testing.T) {
 			if json.Unmarshal(lines.Bytes(), &x) != nil {
 				continue // cut off by a kill
 			}
+			if x.Handed {
+				before, beforeLog = c, log
+				break
+			}
 			will = x.Seed
 			if x.Did {
 				did = x.Seed
 			}
 		}
-		kill.Stop()
-		x := new(exec.ExitError)
-		require.ErrorAs(t, c.Wait(), &x)
-		require.True(t, x.Sys().(syscall.WaitStatus).Signaled(), "it had failed before: %s", log)
+		if kill.Stop() && before != nil {
+			handed++
+		} else {
+			end(c, log)
+			before = nil
+		}
 		limited, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		if follower.Next(limited) == nil {
 			shown++
@@ -239,7 +264,11 @@ func TestKillsOfPublishers(t *testing.T) {
 		}
 		cancel()
 	}
-	t.Logf("%d times what was there was whole, %d times incomplete; %d generations were read", whole, incomplete, shown)
+	t.Logf("%d times what was there was whole, %d times incomplete, %d times it was handed on; %d generations were read", whole, incomplete, handed, shown)
+	if before != nil {
+		require.NoError(t, before.Process.Kill())
+		end(before, beforeLog)
+	}
 	require.Positive(t, did)
 	closed(t, follower, client)
 	b, err := broker.Dial(ctx, l.Path(), broker.DialOptions{Wait: true})
