@@ -71,7 +71,7 @@ func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOp
 	}
 }
 
-// Buffer returns the memory, to publish with its page, and to write: what an earlier process announced only after
+// Buffer returns the memory, to publish with its page and then to write: what an earlier process announced only after
 // Publication.Rewrite. It is neither moved, sent nor leased
 // (cuda.ErrNotPermitted), and is closed with the Kept.
 func (w *Kept) Buffer() *vmm.Buffer {

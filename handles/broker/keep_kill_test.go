@@ -171,7 +171,7 @@ func TestKillsOfPublishers(t *testing.T) {
 			return c
 		}})
 	}()
-	ctx := peertest.Context(t)
+	ctx := t.Context() // many rounds take longer than one step may
 	sys, err := open(folder)
 	require.NoError(t, err)
 	d := sys.Devices()[0]
@@ -271,6 +271,7 @@ func TestKillsOfPublishers(t *testing.T) {
 	}
 	require.Positive(t, did)
 	closed(t, follower, client)
+	ctx = peertest.Context(t)
 	b, err := broker.Dial(ctx, l.Path(), broker.DialOptions{Wait: true})
 	require.NoError(t, err)
 	require.NoError(t, b.Remove(ctx, "weights", 0))
