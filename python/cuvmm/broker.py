@@ -315,15 +315,16 @@ class Broker(OfProcess):
                 if said != "object":
                     raise ProtocolError(f"{said}, where an object was to come")
                 self._loose[got["key"]] = None
-                memory = ch.receive_as(Imported(_driver.device(device), write, page is not None), timeout=self._timeout)
+                memory = Imported(_driver.device(device), write, page is not None)
                 try:
+                    ch.receive_into(memory, timeout=self._timeout)
                     if page is not None:
                         if not files or len(memory) != fields["bytes"]:
                             raise ProtocolError(f"{counted(len(memory), 'byte')} and {counted(len(files), 'page')} of a publication of {fields['bytes']}")
                         page.open(files.pop)
                     o = Object(self, got["key"], _listing(got), memory, read_text(files[0], "a manifest") if files else b"")
                 except BaseException:
-                    memory.close()
+                    memory.abandon()
                     raise
             finally:
                 close_all(files)

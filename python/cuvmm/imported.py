@@ -189,27 +189,28 @@ class Channel(OfProcess):
         the peer's transfer has failed; the connection has ended as well if a message of the peer was lost. If the peer fails,
         even before it offers memory, RefusedError has its reason; of several failures while no call received, the last.
         """
-        return self.receive_as(Imported(_driver.device(device), write), max_bytes, timeout)
-
-    def receive_as(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
-        """``receive`` for memory that is mapped in a way of its own."""
-        self._check_process()
+        got = Imported(_driver.device(device), write)
         try:
-            with self._lock:
-                until = None if timeout is None else time.monotonic() + timeout
-                while self._offer is None and self._refused is None:
-                    self._step(until)
-                if self._refused is not None:  # it is older than an offer
-                    reason, self._refused = self._refused, None
-                    raise RefusedError(quoted(reason), "the reason is the peer's own words")
-                assert self._offer is not None
-                self._receive(got, self._offer, got.device, max_bytes)
+            self.receive_into(got, max_bytes, timeout)
             return got
         except BaseException as e:
             got.abandon()
             if not isinstance(e, Error):
                 self._conn.interrupted()
             raise
+
+    def receive_into(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> None:
+        """``receive`` for memory that the caller has, and abandons after an error."""
+        self._check_process()
+        with self._lock:
+            until = None if timeout is None else time.monotonic() + timeout
+            while self._offer is None and self._refused is None:
+                self._step(until)
+            if self._refused is not None:  # it is older than an offer
+                reason, self._refused = self._refused, None
+                raise RefusedError(quoted(reason), "the reason is the peer's own words")
+            assert self._offer is not None
+            self._receive(got, self._offer, got.device, max_bytes)
 
     def _receive(self, got: Imported, offer: Dict[str, object], dev: _driver.Device, max_bytes: int) -> None:
         number = offer["transfer"]

@@ -208,7 +208,8 @@ async def waits(w: World, generations: bool) -> None:
 
 def kept(w: World) -> None:
     """Memory as a broker gives it, with a page by which a publisher before has announced it."""
-    memory = sender(w).receive_as(Imported(_driver.device(0), True, True), timeout=60)
+    memory = Imported(_driver.device(0), True, True)
+    sender(w).receive_into(memory, timeout=60)
     undo = Undo()
     page, file = _page.make_page(None, undo)
     page.store(_page.COMPLETE, 1)
