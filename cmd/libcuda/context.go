@@ -54,7 +54,7 @@ func cuvmm_get_limit(value *C.size_t, limit C.uint32_t) C.int32_t {
 	}
 	v, ok := limits[uint32(limit)]
 	if !ok {
-		return C.int32_t(driver.UnsupportedLimit)
+		return C.int32_t(driver.InvalidValue)
 	}
 	set.Lock()
 	defer set.Unlock()
@@ -72,7 +72,7 @@ func cuvmm_set_limit(limit C.uint32_t, value C.size_t) C.int32_t {
 		return code(r)
 	}
 	if _, ok := limits[uint32(limit)]; !ok {
-		return C.int32_t(driver.UnsupportedLimit)
+		return C.int32_t(driver.InvalidValue)
 	}
 	set.Lock()
 	defer set.Unlock()

@@ -245,6 +245,9 @@ func (a *api) DevicePrimaryCtxRetain(d driver.Device) (driver.Context, driver.Re
 		c.flags = dev.primaryFlags
 		dev.primary = c
 	}
+	if dev.primary.lost == driver.ContextDestroyed { // by a reset
+		dev.primary.lost = driver.Success
+	}
 	dev.retained++
 	return dev.primary.handle, driver.Success
 }

@@ -90,6 +90,7 @@ func (a *api) ResetPrimary(d driver.Device) driver.Result {
 		return r
 	}
 	c.object.note, c.flags = old.object.note, old.flags
+	c.lost = driver.ContextDestroyed // until it is retained again
 	dev.primary = c
 	return driver.Success
 }
@@ -101,12 +102,12 @@ func (a *api) SetPeerAccess(h driver.Context, on bool) driver.Result {
 	switch {
 	case c == nil || peer == nil:
 		return driver.InvalidContext
+	case !on && !c.peers[peer]:
+		return driver.PeerNotEnabled
 	case !c.device.reaches(peer.device):
 		return driver.PeerUnsupported
 	case on && c.peers[peer]:
 		return driver.PeerEnabled
-	case !on && !c.peers[peer]:
-		return driver.PeerNotEnabled
 	case !on:
 		delete(c.peers, peer)
 	case c.peers == nil:

@@ -513,8 +513,8 @@ type Hosted interface {
 	// sets those of a device's primary context, whether it is there or not.
 	ContextFlags(c Context) uint32
 	SetPrimaryFlags(d Device, flags uint32) Result
-	// ResetPrimary destroys what a device's primary context owns. What retained it still
-	// does, and its handle stays.
+	// ResetPrimary destroys what a device's primary context owns, and the context until it is
+	// retained again. What retained it still does, and its handle stays.
 	ResetPrimary(d Device) Result
 	// SetPeerAccess lets kernels of the calling thread's context reach memory that the
 	// peer allocated, or no longer.

@@ -22,7 +22,7 @@ typedef struct { location at; uint32_t flags; } access_desc;
 typedef struct { uint32_t devices; size_t size; uint64_t handles, flags; } multicast;
 typedef struct { char bytes[16]; } uuid;
 
-enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NO_BINARY = 209, UNSUPPORTED_LIMIT = 215, INVALID_PTX = 218, NO_COMPILER = 221, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_ENABLED = 704, NOT_ENABLED = 705, TOO_LARGE = 720, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, UNSUPPORTED_IN_CAPTURE = 900, INVALIDATED = 901 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201, NO_BINARY = 209, INVALID_PTX = 218, NO_COMPILER = 221, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600, ALREADY_ENABLED = 704, NOT_ENABLED = 705, TOO_LARGE = 720, NOT_PERMITTED = 800, NOT_SUPPORTED = 801, UNSUPPORTED_IN_CAPTURE = 900, INVALIDATED = 901 };
 
 static void *library;
 
@@ -580,7 +580,7 @@ static void clients(int device, void *s, char *ptx) {
     OK(cuCtxSetLimit, (int, size_t), 2, 64 << 20);
     OK(cuCtxGetLimit, (size_t *, int), &bytes, 2);
     TRUE(bytes == 64 << 20);
-    GIVES(UNSUPPORTED_LIMIT, cuCtxSetLimit, (int, size_t), 99, 1);
+    GIVES(INVALID_VALUE, cuCtxSetLimit, (int, size_t), 99, 1);
     OK(cuCtxGetCurrent, (void **), &primary);
     OK(cuCtxCreate_v2, (void **, unsigned, int), &made, 0, 1);
     OK(cuCtxPopCurrent_v2, (void **), NULL);

@@ -71,9 +71,8 @@ static void access_rights(void) {
 static void attributes(void) {
     handle h;
     ptr p;
-    unsigned kind = 0;
-    int ordinal = -1, dmabuf = -1;
-    unsigned char mapped = 9;
+    unsigned long long kind = 0, ordinal = 0, mapped = 0; // as long as the longest attribute
+    int dmabuf = -1;
     OK(cuMemCreate(&h, granule, &on_device, 0));
     OK(cuMemAddressReserve(&p, 2 * granule, 0, 0, 0));
     OK(cuMemMap(p, granule, 0, h, 0));
@@ -81,7 +80,7 @@ static void attributes(void) {
     OK(cuPointerGetAttribute(&kind, 2, p + 5));
     OK(cuPointerGetAttribute(&ordinal, 9, p + 5));
     OK(cuPointerGetAttribute(&mapped, 13, p + 5));
-    printf("attributes: memory type %u, device %d, mapped %u\n", kind, ordinal, mapped);
+    printf("attributes: memory type %u, device %d, mapped %d\n", (unsigned)kind, (int)ordinal, (char)mapped);
     SHOW("attributes: a descriptor for other devices", cuMemGetHandleForAddressRange(&dmabuf, p, granule, 1, 0));
     close(dmabuf);
     OK(cuMemUnmap(p, granule));
