@@ -71,8 +71,7 @@ struct cuvmm_cache {
 
 	_Alignas(64) struct stream streams[most_streams];
 	uint64_t large_bytes;     // that are cached of large classes
-	uint64_t large_live;      // bytes of large classes that are live
-	uint64_t excess;          // by how much those are more than was requested
+	uint64_t excess;          // by how much live blocks of large classes are more than was requested
 	struct origin *origins;
 	uint32_t room, fresh, gap; // records; the first that was never used; the first unused one
 	uint32_t moving;
@@ -350,8 +349,7 @@ static inline uint32_t class_of(const cuvmm_cache *c, uint64_t bytes) { return c
 // lives counts a block of a large class that is live from now on, or no more.
 static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
 	if (!is_large(c, r)) return;
-	uint64_t size = c->sizes[r->size_class], excess = size - r->bytes;
-	c->large_live += on ? size : -size;
+	uint64_t excess = c->sizes[r->size_class] - r->bytes;
 	c->excess += on ? excess : -excess;
 }
 
@@ -411,7 +409,7 @@ CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t st
 
 int64_t cuvmm_cache_rounds(cuvmm_cache *c) {
 	lock(c);
-	int64_t n = c->held == 0 && c->large_live < 2 * c->most ? (int64_t)spare_excess(c) : -1;
+	int64_t n = c->held == 0 && c->counts.requested < 4 * c->most ? (int64_t)spare_excess(c) : -1;
 	unlock(c);
 	return n;
 }

@@ -4,6 +4,7 @@ package main
 
 import (
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/vmm/pool"
@@ -89,29 +90,29 @@ func TestASteadyProgramDoesNotEnterGo(t *testing.T) {
 			plain, err := pool.New(w.d, pool.Options{})
 			require.NoError(t, err)
 			p := &program{w: w, plain: plain, twins: map[uintptr]pool.Block{}}
-			var weights []uintptr // which are as large as what the cache keeps
-			for range 8 {
-				weights = append(weights, p.alloc(3<<19), p.alloc(1<<19), p.alloc(2<<20), p.alloc(2<<20))
-			}
-			caches := make([]uintptr, 16)
-			for i := range caches {
-				caches[i] = p.alloc(512 << 10)
-			}
+			var held, caches []uintptr
 			do := p.step
 			if name == "decoding" {
+				for range 8 { // weights, which are as large as what the cache keeps
+					held = append(held, p.alloc(3<<19), p.alloc(1<<19), p.alloc(2<<20), p.alloc(2<<20))
+				}
+				for range 16 {
+					caches = append(caches, p.alloc(512<<10))
+				}
 				do = func(i int) { p.token(caches, i) }
 			}
 			const steps, warm = 80, 40
-			entering := 0
+			const decay = time.Minute // of the pool, which empties the cache; then two steps fill it, if an instrumented build is that slow
+			entering, began := 0, time.Now()
 			for i := range steps {
 				p.entered = 0
 				if do(i); p.entered > 0 && i >= warm {
 					entering++
 				}
 			}
-			require.LessOrEqual(t, entering, most)
+			require.LessOrEqual(t, entering, most+2*int(time.Since(began)/decay))
 			require.LessOrEqual(t, w.e.pool.Stats().PeakReserved, plain.Stats().PeakReserved+8<<20)
-			p.free(append(caches, weights...)...)
+			p.free(append(held, caches...)...)
 			require.NoError(t, plain.Close())
 		})
 	}
