@@ -178,7 +178,9 @@ func (p *Publication) renumber() {
 	}
 	v := p.view
 	v.generation = p.spendLike(v.generation)
-	if p.kept != nil { // a word that stays behind says that less is complete
+	// A word that stays behind says that less is complete. It does while all elements may be in flux: the flux word
+	// follows behind, and between them they would look whole.
+	if p.kept != nil && (p.rewriting != open || p.turning) {
 		_ = p.timeline.write("publish: show the same elements", p.kept.page.slot, completeWord, v.generation)
 	}
 	p.show(v, p.mem)
