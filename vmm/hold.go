@@ -125,9 +125,12 @@ func (h *claim) inUse(op string) error {
 	if i := h.b.imported; i != nil && i.followed.Load() {
 		return h.b.fail(errs.Failure{Op: op, Kind: errs.InUse, Asked: "memory of " + h.by, Hint: "close the follower, which closes its array"})
 	}
+	hint := "withdraw it first, or shrink it there"
+	if i := h.b.imported; i != nil && i.kept.Load() {
+		hint = "close its server first: a withdrawal leaves nothing whole"
+	}
 	return h.b.fail(errs.Failure{Op: op, Kind: errs.InUse,
-		Asked: fmt.Sprintf("%s of the buffer are held by %s", errs.Bytes(h.cover), h.by),
-		Hint:  "withdraw it first, or shrink it there"})
+		Asked: fmt.Sprintf("%s of the buffer are held by %s", errs.Bytes(h.cover), h.by), Hint: hint})
 }
 
 // shrinking is a change that takes chunks out of a buffer that is held.

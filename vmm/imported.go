@@ -57,6 +57,9 @@ func (i *imported) mayGrow(op string, used, n, committed uint64, size int) error
 	case i.followed.Load():
 		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another length of a buffer that follows a publication",
 			Hint: "its length is the publisher's to announce"})
+	case i.kept.Load():
+		return errs.New(errs.Failure{Op: op, Kind: errs.NotPermitted, Asked: "another length of memory that a broker keeps",
+			Hint: "all of it is published at once: ask the broker for memory of another size under another name"})
 	case n > committed-used:
 		return i.full(op, committed, used+n, size)
 	}

@@ -24,8 +24,8 @@ type Kept struct{ o *Object }
 type KeepOptions struct {
 	// Bytes is the size of the memory, which stays.
 	Bytes int
-	// Wait waits, within the context, for the end of the process that publishes the memory. Without it that
-	// is ErrWriting.
+	// Wait waits, within the context, until the process that publishes the memory closes it or ends, or until
+	// an object of the name is written or given up. Without it that is ErrWriting.
 	Wait bool
 }
 
@@ -106,8 +106,8 @@ func (w *Kept) Err() error {
 }
 
 // Close closes the buffer, which waits for the work on it, and tells the broker, for which the next process may
-// publish the memory. Its server must be closed before, or the publication withdrawn (cuda.ErrInUse).
-// Idempotent; after an error it may be called again.
+// publish the memory. Its server must be closed before (cuda.ErrInUse); to withdraw the publication would do, but leaves
+// nothing whole. Idempotent; after an error it may be called again.
 func (w *Kept) Close() error {
 	if w == nil || w.o == nil {
 		return errs.PeerInvalid("broker.Kept.Close", "a nil or zero Kept", "take one from Client.Keep")

@@ -83,7 +83,11 @@ func TestAPublicationOutlivesItsPublisher(t *testing.T) {
 
 		_, err = other.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n})
 		require.ErrorIs(t, err, broker.ErrWriting)
-		require.ErrorIs(t, first.kept.Close(), cuda.ErrInUse)
+		_, err = k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: n})
+		require.ErrorIs(t, err, broker.ErrWriting)
+		err = first.kept.Close()
+		require.ErrorIs(t, err, cuda.ErrInUse)
+		require.ErrorContains(t, err, "close its server first")
 		h.replace()
 		require.NoError(t, f.Release())
 		require.NoError(t, first.p.Rewrite(ctx, publish.RewriteOptions{}))
@@ -202,9 +206,9 @@ func TestWhatIsRefusedOfAPublicationThatOutlives(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
 	require.ErrorContains(t, err, "a page of other memory")
 	require.NoError(t, other.Close())
-	require.NoError(t, w.Buffer().Resize(nil, n-1))
-	_, err = x.server.Publish("weights", w.Buffer(), publish.PublishOptions{Page: w.Page()})
-	require.ErrorIs(t, err, cuda.ErrInvalidArgument)
+	for _, bytes := range []int{0, n - 1, n + 1, 2 * n} {
+		require.ErrorIs(t, w.Buffer().Resize(nil, bytes), cuda.ErrNotPermitted)
+	}
 
 	for _, o := range []broker.CreateOptions{{Bytes: n}, {Bytes: n, Alone: true}} {
 		_, err = k.Create(ctx, d, "weights", o)

@@ -51,7 +51,7 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 		return nil, errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("%s on %v of publication %q, which has %s on %v", errs.Bytes(asked.bytes), asked.device, r.Name, errs.Bytes(o.memory.Length), o.memory.Device),
 			"ask for the memory that there is, or remove it")
 	case o.making || !o.Free:
-		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("publication %q of process %d", r.Name, o.PID), "wait for the end of that process: see KeepOptions.Wait")
+		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("publication %q of process %d", r.Name, o.PID), "wait until that process closes it, or ends: see KeepOptions.Wait")
 	}
 	if o.UID != r.UID { // the memory counts for another user from now on
 		delete(b.objects, o.key)

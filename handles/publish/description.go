@@ -32,8 +32,8 @@ type PublishOptions struct {
 	// before, the publication goes on with what that announced last: followers that come back
 	// (DialOptions.ComeBack) keep their memory, and Publication.Stats has the generation, 0 if nothing
 	// was announced. The description is the publisher's, each time. All of the memory is announced at once
-	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one is Released. The memory
-	// is not published without its page (cuda.ErrInvalidArgument).
+	// (otherwise cuda.ErrNotSupported). Another publication can have the page once this one's server is closed, or
+	// it was withdrawn, which leaves nothing whole, and is Released. The memory is not published without its page (cuda.ErrInvalidArgument).
 	//
 	// If that process ended while it rewrote the elements, or withdrew, it is [ErrIncomplete], unless
 	// Incomplete is set: then the publication is open for rewriting (Stats.Rewriting), until

@@ -52,7 +52,7 @@ func NewPageFile() (*peer.FD, error) {
 	return peer.NewFD(n)
 }
 
-// Close waits until no publication writes the page any more: withdraw it first. Idempotent.
+// Close waits until no publication writes the page any more: close its server first. Idempotent.
 func (k *Page) Close() error {
 	if k == nil || k.used == nil {
 		return errs.PeerInvalid("publish.Page.Close", "a nil or zero page", "take one from a broker")
@@ -77,7 +77,7 @@ func (k *Page) take(op string, m share.Memory, unit uint64, incomplete bool) (fr
 	}
 	if used := m.Used(); used != k.bytes || used%unit != 0 {
 		return nil, errs.PeerInvalid(op, fmt.Sprintf("memory of %s in elements of %s, where %s outlive this process", errs.Bytes(used), errs.Bytes(unit), errs.Bytes(k.bytes)),
-			"publish the whole memory that came with the page")
+			"publish the whole memory that came with the page, before it is closed")
 	}
 	if m.About().Base != k.base {
 		return nil, errs.PeerInvalid(op, "a page of other memory", "publish the memory that came with the page")
@@ -86,7 +86,7 @@ func (k *Page) take(op string, m share.Memory, unit uint64, incomplete bool) (fr
 		return nil, errs.PeerClosed(op, "page")
 	}
 	if !k.used.Try() {
-		return nil, errs.Peer(op, cuda.ErrInUse, "a page that another publication writes", "withdraw that one, and wait until it is Released")
+		return nil, errs.Peer(op, cuda.ErrInUse, "a page that another publication writes", "close its server, or wait until one that was withdrawn is Released")
 	}
 	defer func() {
 		if err != nil {
