@@ -7,7 +7,7 @@ import os
 import select
 import threading
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Type, TypeVar
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from . import _driver, _wire
 from ._conn import TIMEOUT, close_all
@@ -19,7 +19,7 @@ from ._process import OfProcess
 from ._undo import File
 from .array import close_at_exit, close_when_unused
 from .errors import (AccessError, ArgumentError, ClosedError, DigestError, Error, ExistsError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
-                     TooLargeError, UnknownError, WritingError, counted, quoted, whole)
+                     TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
 from .imported import Channel, Imported, Message, dial
 from .kept import Kept
 from .shared import kind_of
@@ -30,6 +30,7 @@ T = TypeVar("T")
 #: The kinds of a denied request, by their numbers.
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
+_GRACE = 1.0  # which a broker has to reply while this side closes
 _MOST_BYTES = 1 << 60  # more than any device has
 
 
@@ -123,11 +124,12 @@ class Writer(Tensors):
         super().__init__(o.memory, within(len(o.memory), m).by_name())
         self._object, self._manifest, self._digests, self._committed = o, m, digests, False
 
-    def commit(self) -> Object:
+    def commit(self, timeout: Optional[float] = None) -> Object:
         """Waits for all work of the device, makes the memory read-only and has the broker serve the object, which is the caller's to close.
 
-        After an error other than LostError it can be called again.
+        After an error other than LostError it can be called again. ``timeout`` limits the wait for a broker to come back, in seconds.
         """
+        until = _until(timeout)
         if self._committed:
             raise InUseError("an object that is committed", "write another")
         self.memory.protect()
@@ -135,7 +137,7 @@ class Writer(Tensors):
         if self._digests:
             m = Manifest(m.nbytes, [p._replace(digest=d) for p, d in zip(m.tensors, _digests(self.memory, m.tensors))])
         try:
-            version = o._broker._commit(o, text_file(m.text(), file).number)
+            version = o._broker._commit(o, text_file(m.text(), file).number, until)
         finally:
             file.close()
         o.about = o.about._replace(version=version)
@@ -166,7 +168,11 @@ def _digests(memory: Imported, tensors: Sequence[Placed]) -> List[str]:
 
 
 class Broker(OfProcess):
-    """A connection to a broker, which goes on with the next one when one ends. All methods are safe for use by any thread. Close it last."""
+    """A connection to a broker, which goes on with the next one when one ends. All methods are safe for use by any thread. Close it last.
+
+    A call waits while no broker serves the socket, for ``timeout`` seconds: WaitTimeout. Without a ``timeout`` it waits until one is
+    back, or until another thread closes the connection. It does not end while a broker that serves the socket owes it a reply.
+    """
 
     def __init__(self, path: str, timeout: float, uid: Optional[int], first: Channel) -> None:
         self._path, self._timeout, self._uid = path, timeout, uid
@@ -176,6 +182,7 @@ class Broker(OfProcess):
         self._number = 0
         self._held: Dict[bytes, List[Object]] = {}
         self._loose: Dict[bytes, None] = {}  # keys that this client may hold without knowing
+        self._awaiting: Set[Channel] = set()  # of calls that wait for another process
         self._closed = False
         self._join(first)
         self._watch = threading.Thread(target=self._come_back, name="cuvmm broker", daemon=True)
@@ -191,57 +198,90 @@ class Broker(OfProcess):
         close_at_exit(self.close, error)
 
     def close(self) -> None:
-        """Disconnects. InUseError while objects or writers are open. Idempotent."""
+        """Disconnects. InUseError while objects or writers are open. Idempotent.
+
+        Calls that wait in other threads raise ClosedError, and what is on its way to them is given back.
+        """
         if self._forked:
             return
+        self._refuse_held()
+        self._closed = True
+        for waiting in list(self._awaiting):
+            waiting.close()
+        if self._lock.acquire(timeout=_GRACE):
+            self._lock.release()
+        else:  # a broker that does not reply
+            ch = self._channel
+            if ch is not None:
+                ch.close()
         with self._lock:
-            if self._held:
-                name = next(iter(self._held.values()))[0].about.name
-                raise InUseError(f"{counted(len(self._held), 'open object')}, such as {quoted(name)}", "close them first")
-            self._closed = True
+            self._refuse_held()  # a call got one meanwhile
             if self._channel is not None:
-                self._channel.close()
+                with contextlib.suppress(Error):  # the connection has ended
+                    self._release(self._channel, _until(_GRACE))
+            self._drop()
+
+    def _refuse_held(self) -> None:
+        held = [o for of in list(self._held.values()) for o in of]
+        if held:
+            raise InUseError(f"{counted(len(held), 'open object')}, such as {quoted(held[0].about.name)}", "close them first")
 
     def attach(self, name: str, device: int = 0, *, version: int = 0, wait: bool = False, timeout: Optional[float] = None) -> Object:
         """Maps an object on a device, read-only: the newest version, or ``version``.
 
-        UnknownError if there is none; WritingError while it is written, unless ``wait``. ``timeout`` limits the wait, in seconds.
+        UnknownError if there is none; WritingError while it is written, unless ``wait``. ``timeout`` limits the wait, in seconds, also that
+        for a broker to come back: WaitTimeout.
         """
-        until = None if timeout is None else time.monotonic() + timeout
+        return self._attach(name, device, whole(version, "as a version"), wait, _until(timeout))
+
+    def _attach(self, name: str, device: int, version: int, wait: bool, until: Optional[float]) -> Object:
         while True:
             try:
-                return self._take("attach", device, {"name": _named(name), "version": whole(version, "as a version")})
-            except WritingError:
+                return self._take("attach", device, {"name": _named(name), "version": version}, until=until)
+            except WritingError as e:
                 if not wait:
                     raise
-                self._await(name, until)
+                self._await(name, until, e)
 
-    def writer(self, name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False) -> Writer:
+    def writer(self, name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False,
+               timeout: Optional[float] = None) -> Writer:
         """Makes an object for this process to write. Nobody sees it before it is committed, and nobody ever does if this process ends before.
 
         ``like`` says which tensors it has: anything with a ``dtype`` and a ``shape``, such as a ``state_dict``, or tuples of both. An
         ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written. With
         ``digests`` the manifest gets a digest (CRC-32C) of each tensor at the commit, which reads all of them, for :meth:`Object.verify`.
+        ``timeout`` limits the wait for a broker to come back, in seconds.
         """
+        return self._writer(name, like, device, ephemeral, alone, digests, _until(timeout))
+
+    def _writer(self, name: str, like: Mapping[str, Any], device: int, ephemeral: bool, alone: bool, digests: bool, until: Optional[float]) -> Writer:
         m = placed(like)
         dev = _driver.device(device)
         o = self._take("create", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
-                                          "ephemeral": bool(ephemeral), "alone": bool(alone)}, write=True)
+                                          "ephemeral": bool(ephemeral), "alone": bool(alone)}, write=True, until=until)
         return Writer(o, m, digests)
 
-    def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False, digests: bool = False) -> Object:
+    def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False, digests: bool = False,
+               timeout: Optional[float] = None) -> Object:
         """Attaches an object, or has this process write it: of all that ask at the same time one fills it, and the others wait for it.
 
         They take its place if it fails or ends. ``fill`` writes the tensors of the writer; they are committed when it returns.
+        ExistsError if the name is that of a publication. ``timeout`` limits the wait for others and for a broker to come back, in seconds,
+        until ``fill`` is called.
         """
+        until = _until(timeout)
         while True:
             try:
-                return self.attach(name, device, wait=True)
+                return self._attach(name, device, 0, True, until)
             except UnknownError:
                 pass
             try:
-                w = self.writer(name, like, device, ephemeral=ephemeral, alone=True, digests=digests)
-            except (ExistsError, WritingError):
+                w = self._writer(name, like, device, ephemeral, True, digests, until)
+            except WritingError:
+                continue
+            except ExistsError:
+                if any(x.publication for x in self._listed(until) if x.name == name):
+                    raise  # which is never attached
                 continue
             try:
                 fill(w)
@@ -259,24 +299,25 @@ class Broker(OfProcess):
                     ...
 
         The last complete generation is there, and shown again as the next one; followers that reconnect keep what they have mapped. Write
-        nothing before it is published: only that says whether there is something. The
-        broker keeps the memory until it is removed. With ``wait`` this waits, for ``timeout`` seconds, for the end of the process that
-        publishes it; without it that is a WritingError. New memory has undefined contents. Memory of another size, or on another device, is an
-        ArgumentError; a name of objects an ExistsError or a WritingError.
+        nothing before it is published: only that says whether there is something. The broker keeps the memory until it is removed.
+
+        With ``wait`` this waits for the end of the process that publishes it; without it that is a WritingError. ``timeout`` limits that
+        wait, in seconds, and the one for a broker to come back: WaitTimeout. New memory has undefined contents. Memory of another size, or
+        on another device, is an ArgumentError; a name of objects an ExistsError or a WritingError.
         """
         kind, length, dev = kind_of(dtype), whole(length, "elements"), _driver.device(device)
         if not 0 < length * kind.size <= _MOST_BYTES:
             raise ArgumentError(f"a publication of {counted(length, 'element')} of {counted(kind.size, 'byte')}", "name the size of its memory")
-        until = None if timeout is None else time.monotonic() + timeout
+        until = _until(timeout)
         while True:
             page = File()
             try:
-                o = self._take("keep", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": length * kind.size}, write=True, page=page)
+                o = self._take("keep", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": length * kind.size}, write=True, page=page, until=until)
                 return Kept(o, kind, page)
-            except WritingError:
+            except WritingError as e:
                 if not wait:
                     raise
-                self._await(name, until)
+                self._await(name, until, e)
 
     def keep_weights(self, name: str, like: Any, device: int = 0, *, wait: bool = False, timeout: Optional[float] = None) -> Weights:
         """:meth:`keep` for the tensors of a model, which ``like`` names as for :class:`Weights`. Nothing is copied.
@@ -286,27 +327,37 @@ class Broker(OfProcess):
         m = placed(like)
         return Weights(self.keep(name, m.nbytes, "uint8", device, wait=wait, timeout=timeout), m.tensors, {}, True)
 
-    def list(self) -> List[ObjectListing]:
-        """The objects that this process may read, also those that are being written."""
-        return self._request(self._list)
+    def list(self, timeout: Optional[float] = None) -> List[ObjectListing]:
+        """The objects that this process may read, also those that are being written.
 
-    def remove(self, name: str, version: int = 0) -> None:
-        """Ends the objects of a name, or one version: nobody attaches them any more. Their memory is free when no process has it mapped."""
-        self._request(lambda ch: self._ask(ch, "remove", {"name": _named(name), "version": whole(version, "as a version")}))
+        ``timeout`` limits the wait for a broker to come back, in seconds.
+        """
+        return self._listed(_until(timeout))
 
-    def _list(self, ch: Channel) -> List[ObjectListing]:
-        said, fields, _ = self._ask(ch, "list objects", {})
-        found = [_listing(e) for e in fields["entries"]]
-        while not fields["last"]:
-            said, fields, _ = self._reply(ch)
-            found += [_listing(e) for e in fields["entries"]]
-        return found
+    def remove(self, name: str, version: int = 0, *, timeout: Optional[float] = None) -> None:
+        """Ends the objects of a name, or one version: nobody attaches them any more. Their memory is free when no process has it mapped.
 
-    def _commit(self, o: Object, manifest: int) -> int:
-        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o.key}, [manifest]))
+        ``timeout`` limits the wait for a broker to come back, in seconds.
+        """
+        self._request(lambda ch: self._ask(ch, "remove", {"name": _named(name), "version": whole(version, "as a version")}), _until(timeout))
+
+    def _listed(self, until: Optional[float]) -> "List[ObjectListing]":
+        def entries(ch: Channel) -> "List[ObjectListing]":
+            said, fields, _ = self._ask(ch, "list objects", {})
+            found = [_listing(e) for e in fields["entries"]]
+            while not fields["last"]:
+                said, fields, _ = self._reply(ch)
+                found += [_listing(e) for e in fields["entries"]]
+            return found
+
+        return self._request(entries, until)
+
+    def _commit(self, o: Object, manifest: int, until: Optional[float]) -> int:
+        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o.key}, [manifest]), until)
         return int(fields["version"])
 
-    def _take(self, request: str, device: int, fields: Dict[str, Any], *, write: bool = False, page: Optional[File] = None) -> Object:
+    def _take(self, request: str, device: int, fields: Dict[str, Any], *, write: bool = False, page: Optional[File] = None,
+              until: Optional[float] = None) -> Object:
         """Has the broker give an object, and maps it. What this process is to publish comes with a page, and stays exportable."""
 
         def give(ch: Channel) -> Object:
@@ -318,6 +369,7 @@ class Broker(OfProcess):
                 memory = Imported(_driver.device(device), write, page is not None)
                 try:
                     ch.receive_into(memory, timeout=self._timeout)
+                    self._check_open()
                     if page is not None:
                         if not files or len(memory) != fields["bytes"]:
                             raise ProtocolError(f"{counted(len(memory), 'byte')} and {counted(len(files), 'page')} of a publication of {fields['bytes']}")
@@ -332,7 +384,7 @@ class Broker(OfProcess):
             del self._loose[o.key]
             return o
 
-        return self._request(give)
+        return self._request(give, until)
 
     def _let_go(self, o: Object) -> None:
         if self._forked:
@@ -348,23 +400,22 @@ class Broker(OfProcess):
             self._loose[o.key] = None
             if self._channel is not None:
                 try:
-                    self._release(self._channel)
+                    self._release(self._channel, _until(self._timeout))
                 except Error:
                     self._drop()  # the next broker is told
 
-    def _release(self, ch: Channel) -> None:
+    def _release(self, ch: Channel, by: Optional[float] = None) -> None:
         for key in list(self._loose):
             if key not in self._held:
-                self._ask(ch, "release", {"key": key})
+                self._ask(ch, "release", {"key": key}, by=by)
             del self._loose[key]
 
-    def _request(self, do: "Callable[[Channel], T]") -> "T":
-        """Does something on the connection, and again on the next one if it ended."""
+    def _request(self, do: "Callable[[Channel], T]", until: Optional[float]) -> "T":
+        """Does something on the connection, and again on the next one if it ended, which comes before a deadline."""
         self._check_process()
         while True:
             with self._lock:
-                if self._closed:
-                    raise ClosedError("the connection to the broker is closed")
+                self._check_open()
                 ch = self._channel
                 if ch is not None:
                     try:
@@ -373,25 +424,33 @@ class Broker(OfProcess):
                         return result
                     except _Denied as e:
                         raise e.error from None
-                    except Error:
-                        if not ch.ended:
+                    except Error as e:
+                        ended = ch.ended
+                        if ended or isinstance(e, WaitTimeout):
+                            self._drop()  # memory may be on its way
+                        if not ended:
                             raise  # of this side: the broker's reply was read whole
-                        self._drop()
                     except BaseException:
                         self._drop()  # Ctrl-C: a reply may be on its way
                         raise
+            if _left(until) <= 0:
+                raise WaitTimeout(f"no broker serves {self._path!r}", "see whether its keeper starts another, or allow it more time")
             time.sleep(_FIRST_PAUSE)
 
-    def _ask(self, ch: Channel, message: str, fields: Dict[str, Any], files: Sequence[int] = ()) -> "Tuple[str, Dict[str, Any], List[int]]":
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the connection to the broker is closed")
+
+    def _ask(self, ch: Channel, message: str, fields: Dict[str, Any], files: Sequence[int] = (), by: Optional[float] = None) -> "Tuple[str, Dict[str, Any], List[int]]":
         self._number += 1
         kind, body = _wire.encode(message, {"number": self._number, **fields})
         ch.send(kind, body, files)
-        return self._reply(ch)
+        return self._reply(ch, by)
 
-    def _reply(self, ch: Channel) -> "Tuple[str, Dict[str, Any], List[int]]":
-        m = ch.message()
+    def _reply(self, ch: Channel, by: Optional[float] = None) -> "Tuple[str, Dict[str, Any], List[int]]":
+        m = ch.message(None if by is None else _left(by))
         while self._is_request(m):
-            m = ch.message()
+            m = ch.message(None if by is None else _left(by))
         try:
             said, fields = _wire.decode(m.kind, m.body, "holder")
             if fields["number"] != self._number or len(m.files) > (said == "object"):
@@ -420,25 +479,38 @@ class Broker(OfProcess):
             if self._channel is ch and _readable(ch, 0) and not self._is_request(ch.message()):
                 self._drop()  # it replies to nothing
 
-    def _await(self, name: str, until: Optional[float]) -> None:
-        """Waits until a name can be attached or nobody writes it, on a connection of its own."""
-        with dial(self._path, self._timeout, uid=self._uid, shared=True) as ch:
-            ch.send(*_wire.encode("join", {"client": os.urandom(16)}))
-            ch.send(*_wire.encode("await", {"number": 1, "name": name}))
-            try:
-                m = ch.message(None if until is None else until - time.monotonic())
-            except GoneError:
-                time.sleep(_FIRST_PAUSE)
-                return
-            close_all(m.files)
+    def _await(self, name: str, until: Optional[float], why: WritingError) -> None:
+        """Waits until a name can be attached or nobody writes it, on a connection of its own, or until that ends."""
+        late = WaitTimeout(f"waited for {quoted(name)}: {why.what}", "allow it more time, or end the process that has it")
+        if _left(until) <= 0:
+            raise late
+        try:
+            with dial(self._path, min(self._timeout, _left(until)), uid=self._uid, shared=True) as ch:
+                self._awaiting.add(ch)
+                try:
+                    self._check_open()
+                    ch.send(*_wire.encode("join", {"client": os.urandom(16)}))
+                    ch.send(*_wire.encode("await", {"number": 1, "name": name}))
+                    close_all(ch.message(None if until is None else _left(until)).files)
+                finally:
+                    self._awaiting.discard(ch)
+        except ClosedError:
+            self._check_open()
+            raise
+        except WaitTimeout:
+            if _left(until) <= 0:
+                raise late from None
+        except GoneError:
+            time.sleep(_FIRST_PAUSE)
 
     def _join(self, ch: Channel) -> None:
         """Tells a broker who this is, and what it holds."""
         ch.send(*_wire.encode("join", {"client": self._id}))
-        self._release(ch)
+        by = _until(self._timeout)
+        self._release(ch, by)
         for key, of in self._held.items():
             try:
-                self._ask(ch, "hold", {"key": key})
+                self._ask(ch, "hold", {"key": key}, by=by)
             except _Denied as e:
                 if not isinstance(e.error, LostError):
                     raise e.error from None
@@ -462,17 +534,31 @@ class Broker(OfProcess):
                     self._read_requests(ch)
                 continue
             with self._lock:
-                if self._closed:
-                    return
                 if self._channel is ch:
                     self._drop()
-                try:
-                    self._join(dial(self._path, self._timeout, uid=self._uid, shared=True))
-                    continue
-                except Error:
-                    self._drop()
+            try:
+                found = dial(self._path, self._timeout, uid=self._uid, shared=True)
+            except Error:
+                pass  # nobody serves the socket yet
+            else:
+                with self._lock:
+                    try:
+                        self._check_open()
+                        self._join(found)
+                        continue
+                    except Error:
+                        found.close()
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
+
+
+def _until(timeout: Optional[float]) -> Optional[float]:
+    return None if timeout is None else time.monotonic() + timeout
+
+
+def _left(until: Optional[float]) -> float:
+    """Returns the seconds until a deadline."""
+    return threading.TIMEOUT_MAX if until is None else max(0.0, until - time.monotonic())
 
 
 class _Denied(Exception):
@@ -508,7 +594,8 @@ def _named(name: str) -> str:
 def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[int] = None, wait: bool = False) -> Broker:
     """Connects to the broker at a socket, by default that of ``cuvmm serve``. With ``wait`` it waits for one to serve it, for ``timeout`` seconds at most.
 
-    The broker must be of this process's user or of root, or else of ``uid``.
+    The broker must be of this process's user or of root, or else of ``uid``. ``timeout`` also limits each step of the way of a message or of
+    memory, but not how long calls wait for a broker to come back: their own ``timeout`` does.
     """
     path = os.path.abspath(path or default_socket())
     until = time.monotonic() + timeout

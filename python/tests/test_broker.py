@@ -6,11 +6,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import threading
 import time
-from typing import List, Tuple
+from typing import Any, Callable, Dict, List, Tuple
+from unittest import mock
 
 import cuvmm
 from cuvmm._pieces import PIECE
+from cuvmm.imported import Channel
 
 from .serving import ServedTest
 from .support import await_that, environment
@@ -135,6 +138,114 @@ class BrokerTest(ServedTest):
         with a.ensure("model", LIKE, filled.append) as first, b.ensure("model", LIKE, filled.append) as second:
             self.assertEqual(first.about.version, second.about.version)
         self.assertEqual(len(filled), 1)
+
+    def test_ensure_of_a_publication(self) -> None:
+        b = self.connect()
+        b.keep("table", 1).close()
+        with self.assertRaisesRegex(cuvmm.ExistsError, "table"):
+            b.ensure("table", LIKE, lambda w: None)
+
+    def calls(self, b: cuvmm.Broker, **more: Any) -> "Dict[str, Callable[[], Any]]":
+        """Calls that wait: "written" is being written, and "kept" is published."""
+        return {
+            "keep": lambda: b.keep("kept", 1, wait=True, **more),
+            "attach": lambda: b.attach("written", wait=True, **more),
+            "ensure": lambda: b.ensure("written", LIKE, lambda w: None, **more),
+        }
+
+    def test_timeouts_without_a_broker(self) -> None:
+        b = self.connect()
+        self.end()
+        calls = self.calls(b, timeout=0.1)
+        calls["keep at once"] = lambda: b.keep("kept", 1, timeout=0.1)
+        calls["attach at once"] = lambda: b.attach("written", timeout=0.1)
+        calls["list"] = lambda: b.list(timeout=0.1)
+        calls["remove"] = lambda: b.remove("written", timeout=0.1)
+        calls["writer"] = lambda: b.writer("written", LIKE, timeout=0.1)
+        for name, call in calls.items():
+            with self.subTest(name):
+                began = time.monotonic()
+                with self.assertRaisesRegex(cuvmm.WaitTimeout, "no broker serves .*/broker"):
+                    call()
+                self.assertLess(time.monotonic() - began, 5)
+
+    def test_closing_beside_a_broker_that_stands_still(self) -> None:
+        b, pid = self.connect(), self.broker_pid()
+        assert pid is not None
+        self.assertEqual(b.list(), [])
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            ended: List[BaseException] = []
+            t = self.waiting(b.list, ended)
+            b.close()
+            t.join(5)
+            self.assertEqual([type(e) for e in ended], [cuvmm.ClosedError])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+    def waiting(self, call: Callable[[], Any], ended: List[BaseException]) -> threading.Thread:
+        """Makes a call that waits in a thread, which notes its error."""
+        def wait() -> None:
+            try:
+                call()
+            except BaseException as e:
+                ended.append(e)
+
+        t = threading.Thread(target=wait, daemon=True)
+        t.start()
+        time.sleep(0.1)
+        return t
+
+    def test_closing_ends_calls_that_wait(self) -> None:
+        mine = self.connect()
+        with mine.writer("written", LIKE), mine.keep("kept", 1):
+            for name in self.calls(mine):
+                with self.subTest(name):
+                    ended: List[BaseException] = []
+                    b = self.connect()
+                    t = self.waiting(self.calls(b)[name], ended)
+                    self.assertEqual(ended, [])
+                    b.close()
+                    t.join(5)
+                    self.assertEqual([type(e) for e in ended], [cuvmm.ClosedError])
+                    with self.assertRaises(cuvmm.ClosedError):
+                        b.list()
+
+    def test_closing_without_a_broker(self) -> None:
+        b = self.connect()
+        self.end()
+        calls = self.calls(b)
+        calls["list"] = lambda: b.list()
+        for name, call in calls.items():
+            ended: List[BaseException] = []
+            t = self.waiting(call, ended)
+            self.assertEqual(ended, [], name)
+            if name == "list":
+                b.close()
+                t.join(5)
+                self.assertEqual([type(e) for e in ended], [cuvmm.ClosedError])
+
+    def test_a_wait_that_times_out_says_for_what(self) -> None:
+        mine, b = self.connect(), self.connect()
+        with mine.writer("written", LIKE), mine.keep("kept", 1):
+            for name, call in self.calls(b, timeout=0.05).items():
+                with self.subTest(name), self.assertRaisesRegex(cuvmm.WaitTimeout, '"kept"' if name == "keep" else '"written"'):
+                    call()
+
+    def test_what_is_on_its_way_is_given_back(self) -> None:
+        b, other = self.connect(), self.connect()
+        with b.writer("model", LIKE):
+            pass
+        receive = Channel.receive_into
+
+        def closing(ch: Channel, *args: Any, **kw: Any) -> None:
+            receive(ch, *args, **kw)
+            b._closed = True  # as by another thread's close
+
+        with mock.patch.object(Channel, "receive_into", closing), self.assertRaises(cuvmm.ClosedError):
+            b.attach("model")
+        b.close()
+        await_that(lambda: [x.holders for x in other.list()] == [0], "nobody holds it")
 
     def test_an_ephemeral_object_waits_for_its_holder(self) -> None:
         b = self.connect()
