@@ -50,6 +50,8 @@ class Users:
     """Tracks the arrays over an owner's memory, and how far each one reaches."""
 
     def __init__(self) -> None:
+        #: Whether the memory became read-only, for arrays that were made before, too.
+        self.protected = False
         self._all: Dict[int, Tuple["weakref.ref[Any]", int, str]] = {}
 
     def add(self, a: Any, to: int) -> None:
@@ -166,7 +168,7 @@ class Array:
         users.add(self, pointer - base + length * kind.size)
 
     def __repr__(self) -> str:
-        return f"<cuvmm.Array of {self._length} {self._kind.name} on device {self._device.ordinal}{', read-only' if self._readonly else ''}>"
+        return f"<cuvmm.Array of {self._length} {self._kind.name} on device {self._device.ordinal}{', read-only' if self.readonly else ''}>"
 
     def __len__(self) -> int:
         return self._length
@@ -197,7 +199,7 @@ class Array:
 
     @property
     def readonly(self) -> bool:
-        return self._readonly
+        return self._readonly or self._users.protected
 
     @property
     def ptr(self) -> int:
@@ -223,7 +225,7 @@ class Array:
         if not self._kind.element.typestr:
             raise AttributeError(f"the CUDA array interface has no {self.dtype}: use __dlpack__")
         self._export([c_void_p(_streams.LEGACY_DEFAULT)])
-        return {"shape": self.shape, "typestr": self._kind.element.typestr, "data": (self._pointer if self._length else 0, self._readonly),
+        return {"shape": self.shape, "typestr": self._kind.element.typestr, "data": (self._pointer if self._length else 0, self.readonly),
                 "version": 3, "strides": tuple(n * self._kind.size for n in self._strides) or None, "stream": _streams.LEGACY_DEFAULT}
 
     def __dlpack_device__(self) -> Tuple[int, int]:
@@ -241,11 +243,11 @@ class Array:
             raise BufferError("the CPU needs a copy, which copy=False forbids")
         if target != own or copy:
             return self._copied(stream, target, versioned)
-        if self._readonly and not (allow_readonly or self._trusted):
+        if self.readonly and not (allow_readonly or self._trusted):
             raise BufferError("this memory is read-only, and a write through a tensor of it would destroy this process's CUDA context: "
                               "pass array.allow_readonly() if nothing writes, follow with write=True if the publisher grants it, or ask for a copy (copy=True)")
         self._export(self._consumer(stream))
-        return self._capsule(self, self._pointer, own, versioned, self._readonly, False)
+        return self._capsule(self, self._pointer, own, versioned, self.readonly, False)
 
     def _consumer(self, stream: Optional[Any]) -> List[c_void_p]:
         if stream is None:
@@ -287,7 +289,7 @@ class Array:
     def write(self, data: Any, at: int = 0) -> None:
         """Copies a bytes-like object to the elements from index ``at`` on, and waits for the copy."""
         raw = memoryview(data).cast("B")
-        if self._readonly:
+        if self.readonly:
             raise BufferError("this memory is read-only: follow it with write=True, if the publisher grants that")
         if at < 0 or raw.nbytes % self._kind.size or at * self._kind.size + raw.nbytes > self.nbytes:
             raise ArgumentError(f"{counted(raw.nbytes, 'byte')} at element {at} of {counted(self._length, 'element')} of {counted(self._kind.size, 'byte')}")

@@ -117,7 +117,8 @@ class Object(Tensors):
 class Writer(Tensors):
     """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up.
 
-    Tensors of it that outlive the statement are read-only from then on, and keep the memory mapped.
+    Tensors of it that outlive the statement are read-only from then on, and keep the memory mapped. Tensors that a framework made of them
+    do not know that, and a write through those destroys the CUDA context of the process.
     """
 
     def __init__(self, o: Object, m: Manifest, digests: bool) -> None:
@@ -315,8 +316,10 @@ class Broker(OfProcess):
                 o = self._take("keep", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": length * kind.size}, write=True, page=page, until=until)
                 return Kept(o, kind, page)
             except WritingError as e:
+                if any(o.about.publication and o.about.name == name for of in list(self._held.values()) for o in of):
+                    e = WritingError(e.what, "close the Kept that this connection has of that name first")
                 if not wait:
-                    raise
+                    raise e from None
                 self._await(name, until, e)
 
     def keep_weights(self, name: str, like: Any, device: int = 0, *, wait: bool = False, timeout: Optional[float] = None) -> Weights:
@@ -481,7 +484,7 @@ class Broker(OfProcess):
 
     def _await(self, name: str, until: Optional[float], why: WritingError) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own, or until that ends."""
-        late = WaitTimeout(f"waited for {quoted(name)}: {why.what}", "allow it more time, or end the process that has it")
+        late = WaitTimeout(f"waited for {quoted(name)}: {why.what}", why.hint or "allow it more time, or end the process that has it")
         if _left(until) <= 0:
             raise late
         try:

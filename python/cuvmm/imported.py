@@ -87,6 +87,7 @@ class Imported(OfProcess):
         with self._lock:
             if self._state is not State.OPEN:
                 raise ClosedError("the memory is closed")
+            self._users.protected = True  # nothing of this package writes from here on
             self.device.synchronize()
             self._range.protect()
             self._write = False

@@ -25,6 +25,8 @@ class Kept(Shared):
     the next publisher. A withdrawal ends them, and nothing is whole after that.
     """
 
+    to_end = "close its server"
+
     def __init__(self, o: "Object", kind: ElementType, page: File) -> None:
         memory = o.memory
         super().__init__(kind, memory.device, Users())

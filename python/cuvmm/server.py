@@ -865,7 +865,7 @@ class Server(OfProcess):
         if self._state is not State.OPEN:
             raise ClosedError("the server is closed")
         if name in self._publications:
-            raise InUseError(f"a publication of the name {name!r}", "withdraw it first, or use another name")
+            raise InUseError(f"a publication of the name {name!r}", f"{self._publications[name].memory.to_end} first, or use another name")
 
     def _add(self, p: Publication, incomplete: bool) -> Publication:
         """Makes a publication known."""

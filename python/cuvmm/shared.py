@@ -34,6 +34,9 @@ class Shared(OfProcess):
     All methods are safe for use by any thread. The caller closes it, after it has deleted all arrays and tensors of it.
     """
 
+    #: What ends its publication, for remedies.
+    to_end = "withdraw the publication"
+
     def __init__(self, kind: ElementType, dev: _driver.Device, users: Users) -> None:
         self._device, self._kind, self._users = dev, kind, users
         self._granularity = dev.granularity(dev.properties())
@@ -130,7 +133,7 @@ class Shared(OfProcess):
         with self._lock:
             self._check()
             if self._publisher not in (None, publication):
-                raise InUseError(f"the memory is published as {self._publisher.name!r}", "withdraw that publication first: memory is published once")
+                raise InUseError(f"the memory is published as {self._publisher.name!r}", f"{self.to_end} first: memory is published once")
             self._publisher = publication
 
     def disclaim(self, publication: Any) -> None:
@@ -202,7 +205,7 @@ class Shared(OfProcess):
             if self._state is State.CLOSED:
                 return
             if self._publisher is not None:
-                raise InUseError(f"the memory is published as {self._publisher.name!r}", "withdraw the publication first")
+                raise InUseError(f"the memory is published as {self._publisher.name!r}", f"{self.to_end} first")
             self._users.refuse("closing the memory")
             self._state, self._length = State.CLOSING, 0
             self._device.synchronize()

@@ -122,6 +122,12 @@ class BrokerTest(ServedTest):
                 put(t, bytes(t.nbytes))
         with self.assertRaises(cuvmm.InUseError):
             b.close()
+        self.assertTrue(t.readonly and "read-only" in repr(t))
+        with self.assertRaisesRegex(BufferError, "read-only"):
+            t.write(bytes(t.nbytes))
+        with self.assertRaisesRegex(BufferError, "read-only"):
+            t.__dlpack__()
+        self.assertEqual(t.__cuda_array_interface__["data"][1], True)
         self.assertEqual(t.tobytes(), bytes(t.nbytes))
         del t
         await_that(lambda: not b._held, "the memory is given up")

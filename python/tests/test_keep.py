@@ -305,6 +305,24 @@ class Rules(ServedTest):
             stream.close()
             gate.close()
 
+    def test_remedies_keep_what_was_announced(self) -> None:
+        """None says to withdraw, after which nothing is whole."""
+        b = self.connect()
+        with b.keep("table", 100, "uint8") as memory:
+            with cuvmm.Server(self.path()) as server:
+                server.publish("table", memory).announce()
+                calls: List[Callable[[], object]] = [memory.close, lambda: server.publish("table", memory), lambda: server.publish("twice", memory)]
+                for call in calls:
+                    with self.assertRaisesRegex(cuvmm.InUseError, "[(]close its server first"):
+                        call()
+                own = "[(]close the Kept that this connection has of that name first"
+                with self.assertRaisesRegex(cuvmm.WritingError, own):
+                    b.keep("table", 100, "uint8")
+                with self.assertRaisesRegex(cuvmm.WaitTimeout, own):
+                    b.keep("table", 100, "uint8", wait=True, timeout=0.05)
+            with cuvmm.Server(self.path()) as server:
+                self.assertGreater(server.publish("table", memory).generation, 0)
+
     def test_what_is_open_never_looks_whole(self) -> None:
         """Whatever fails, and whoever comes, while it is written."""
         with self.connect().keep("table", 100, "uint8") as memory:
