@@ -72,6 +72,8 @@ struct cuvmm_cache {
 	_Alignas(64) struct stream streams[most_streams];
 	uint64_t large_bytes;     // that are cached of large classes
 	uint64_t excess;          // by how much live blocks of large classes are more than was requested
+	uint64_t live_large;      // blocks of no small class
+	uint64_t freed_large;     // since the cache was opened
 	struct origin *origins;
 	uint32_t room, fresh, gap; // records; the first that was never used; the first unused one
 	uint32_t moving;
@@ -346,11 +348,19 @@ static inline int is_large(const cuvmm_cache *c, const struct record *r) { retur
 
 static inline uint32_t class_of(const cuvmm_cache *c, uint64_t bytes) { return c->of[(bytes + unit - 1) / unit]; }
 
-// lives counts a block of a large class that is live from now on, or no more.
-static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
+// exceeds counts what a block of a large class has too much.
+static inline void exceeds(cuvmm_cache *c, const struct record *r, int on) {
 	if (!is_large(c, r)) return;
 	uint64_t excess = c->sizes[r->size_class] - r->bytes;
 	c->excess += on ? excess : -excess;
+}
+
+// lives counts a block of no small class that is live from now on, or no more.
+static inline void lives(cuvmm_cache *c, const struct record *r, int on) {
+	if (r->size_class < c->large) return;
+	c->live_large += on ? 1 : -1;
+	c->freed_large += !on;
+	exceeds(c, r, on);
 }
 
 // spare_excess is how much more than they need live blocks may have yet, if they are not of the
@@ -409,7 +419,8 @@ CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t st
 
 int64_t cuvmm_cache_rounds(cuvmm_cache *c) {
 	lock(c);
-	int64_t n = c->held == 0 && c->counts.requested < 4 * c->most ? (int64_t)spare_excess(c) : -1;
+	// Weights come first, and stay. Blocks that serve others like them are those that are freed.
+	int64_t n = c->held == 0 && c->freed_large > c->live_large && c->counts.requested < 4 * c->most ? (int64_t)spare_excess(c) : -1;
 	unlock(c);
 	return n;
 }
@@ -496,7 +507,8 @@ void cuvmm_cache_use(cuvmm_cache *c, uintptr_t ptr) {
 	uint32_t i = find_live(c, ptr);
 	if (i != 0) {
 		refer_no_more(c, &c->records[i]);
-		lives(c, &c->records[i], 0);
+		exceeds(c, &c->records[i], 0);
+		c->live_large += c->records[i].size_class < c->large; // none of a small class any more
 		c->records[i].size_class = CUVMM_NO_CLASS;
 	}
 	unlock(c);

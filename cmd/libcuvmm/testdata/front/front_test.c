@@ -356,6 +356,12 @@ static void steps(void) {
 	release(c);
 	MUST(cuvmm_entries() == before + 1);
 	exact(0);
+	MUST(the_cache->live_large == 0);
+	the_cache->freed_large = 0; // as when it was opened
+	uintptr_t weights = alloc(3000, 3);
+	before = cuvmm_entries();
+	release(weights);
+	MUST(cuvmm_entries() == before + 1 && the_cache->live_large == 0 && the_cache->freed_large == 1);
 	a = alloc(3000, 3);
 	release(a);
 	before = cuvmm_entries();
@@ -364,6 +370,7 @@ static void steps(void) {
 	release(c);
 	MUST(the_cache->excess == 0);
 	exact(0);
+	for (int i = 0; i < 600; i++) release(alloc(4096, 3));
 	uintptr_t many[600];
 	for (int i = 0; i < 600; i++) many[i] = alloc(4096, 3);
 	for (int i = 0; i < 600; i++) release(many[i]);
