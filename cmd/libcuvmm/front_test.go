@@ -25,6 +25,7 @@ import (
 // the compiler's sanitizers: testdata/front/front_test.c.
 func TestTheFrontUnderSanitizers(t *testing.T) {
 	gcc := needs.Program(t, "gcc")
+	needs.File(t, "front.c")
 	for _, sanitizers := range []string{"address,undefined", "thread"} {
 		t.Run(sanitizers, func(t *testing.T) {
 			t.Parallel()

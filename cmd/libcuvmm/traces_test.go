@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/cuvmm/cuvmm/cuda/sim"
+	"github.com/cuvmm/cuvmm/internal/test/needs"
 	"github.com/cuvmm/cuvmm/vmm/pool"
 	"github.com/cuvmm/cuvmm/vmm/pool/trace"
 	"github.com/stretchr/testify/require"
@@ -18,7 +19,9 @@ import (
 func TestTheCacheCostsLargeProgramsNoMemory(t *testing.T) {
 	for _, name := range []string{"pipeline", "speech"} {
 		t.Run(name, func(t *testing.T) {
-			f, err := os.Open(filepath.Join("..", "..", "vmm", "pool", "testdata", "traces", name+".json.gz"))
+			path := filepath.Join("..", "..", "vmm", "pool", "testdata", "traces", name+".json.gz")
+			needs.File(t, path)
+			f, err := os.Open(path)
 			require.NoError(t, err)
 			tr, err := trace.Read(f, name)
 			require.NoError(t, err)

@@ -543,8 +543,8 @@ def queues(torch: Any, allocator: str) -> Dict[str, Any]:
     worker = context.Process(target=_relay, args=(tasks, results))
     worker.start()
     bad = []
+    side = torch.cuda.Stream()  # one: PyTorch's own allocator has free memory for each
     for i in range(40):
-        side = torch.cuda.Stream()
         with torch.cuda.stream(side):
             x = torch.zeros(1 << 20, device="cuda", dtype=torch.float64)
             torch.cuda._sleep(20_000_000)

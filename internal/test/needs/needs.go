@@ -23,6 +23,14 @@ func Program(tb testing.TB, name string) string {
 	return path
 }
 
+// File ends a test without a file of the tree, which a bundle has not.
+func File(tb testing.TB, path string) {
+	tb.Helper()
+	if _, err := os.Stat(path); err != nil {
+		Lacks(tb, "%s", path)
+	}
+}
+
 // Lacks skips the test, because the machine has none of what is named, or fails it if
 // RequireEnv is set.
 func Lacks(tb testing.TB, format string, args ...any) {

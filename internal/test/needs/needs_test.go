@@ -42,6 +42,8 @@ func TestWhatIsMissingSkipsOrFails(t *testing.T) {
 	t.Setenv(needs.RequireEnv, "")
 	require.Equal(t, "skipped: needs no-such-program in PATH; set CUVMM_REQUIRE_TOOLS=1 to fail instead", ends(missing))
 	require.Empty(t, ends(func(tb testing.TB) { require.NotEmpty(tb, needs.Program(tb, "go")) }))
+	require.Equal(t, "skipped: needs no-such-file; set CUVMM_REQUIRE_TOOLS=1 to fail instead", ends(func(tb testing.TB) { needs.File(tb, "no-such-file") }))
+	require.Empty(t, ends(func(tb testing.TB) { needs.File(tb, "needs.go") }))
 	t.Setenv(needs.RequireEnv, "1")
 	require.Equal(t, "failed: CUVMM_REQUIRE_TOOLS is set, and this machine lacks no-such-program in PATH", ends(missing))
 }
