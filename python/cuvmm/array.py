@@ -35,15 +35,12 @@ class ElementType(NamedTuple):
         return ELEMENTS[self.number] if self.number != RECORD else ELEMENTS[6]
 
 
-def _caller() -> str:
+def _caller() -> Tuple[str, int]:
     """Returns the innermost line of code outside of this package, for messages."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").split(".")[0] == "cuvmm":
-        back = frame.f_back
-        if back is None:
-            break
-        frame = back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    while (frame.f_globals.get("__name__", "") + ".").startswith("cuvmm.") and frame.f_back is not None:
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 class Users:
@@ -52,7 +49,7 @@ class Users:
     def __init__(self) -> None:
         #: Whether the memory became read-only, for arrays that were made before, too.
         self.protected = False
-        self._all: Dict[int, Tuple["weakref.ref[Any]", int, str]] = {}
+        self._all: Dict[int, Tuple["weakref.ref[Any]", int, Tuple[str, int]]] = {}
 
     def add(self, a: Any, to: int) -> None:
         key = id(a)
@@ -66,7 +63,7 @@ class Users:
         """Returns the lines that made the arrays that reach beyond a byte."""
         _dlpack.release_untaken()
         retry()
-        return [where for _, to, where in list(self._all.values()) if to > byte]
+        return [f"{file}:{line}" for _, to, (file, line) in list(self._all.values()) if to > byte]
 
     def wait(self, byte: int, timeout: float) -> None:
         """Waits until no array reaches beyond a byte, for at most ``timeout`` seconds."""

@@ -27,11 +27,11 @@ class Tensor(Array):
     ``dtype`` is NumPy's name, or "bfloat16", "float8_e4m3" or "float8_e5m2", which only ``__dlpack__`` passes on.
     """
 
-    def __init__(self, memory: Array, p: Placed) -> None:
+    def __init__(self, memory: Array, p: Placed, trusted: bool = False) -> None:
         e = ELEMENTS[p.number]
         self._place, self._memory, self._strides = p, memory, p.strides
         super().__init__(memory._device, memory._pointer + p.offset, p.nbytes // e.size, ElementType(e.name, e.size, p.number), memory._readonly, memory._users, memory._base,
-                         memory._order, memory._owner, memory._trusted, memory._export)
+                         memory._order, memory._owner, trusted or memory._trusted, memory._export)
 
     def __repr__(self) -> str:
         return f"<cuvmm.Tensor of shape {self.shape} and {self.dtype} on device {self.device}{', read-only' if self.readonly else ''}>"
@@ -60,7 +60,7 @@ class Tensor(Array):
         return self._place.kind
 
     def allow_readonly(self) -> "Tensor":
-        return Tensor(self._memory.allow_readonly(), self._place)
+        return Tensor(self._memory, self._place, True)
 
 
 class Shard(NamedTuple):
