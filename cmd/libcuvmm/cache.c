@@ -419,7 +419,7 @@ CUVMM_HOT uintptr_t cuvmm_cache_serve(cuvmm_cache *c, size_t bytes, uintptr_t st
 
 int64_t cuvmm_cache_rounds(cuvmm_cache *c) {
 	lock(c);
-	// Weights come first, and stay. Blocks that serve others like them are those that are freed.
+	// A program first requests its weights, which stay: rounded up they would serve no other request.
 	int64_t n = c->held == 0 && c->freed_large > c->live_large && c->counts.requested < 2 * c->most ? (int64_t)spare_excess(c) : -1;
 	unlock(c);
 	return n;

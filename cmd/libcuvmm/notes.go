@@ -23,7 +23,7 @@ package main
 // up by as much as half, so that caches of keys and values, which grow with each step, reach the next class
 // seldom; a request is then also served from classes up to half as large again. Else
 // the pool rounds up by an eighth at most, and not at all while more than 128 MiB are requested, or before more
-// large blocks were freed than are live: the first ones are weights, which stay, and serve no other request.
+// large blocks were freed than are live: a program first requests its weights, which stay, and would serve no other request.
 // What is freed on a stream serves the stream's next request at once, whatever the GPU does,
 // since its order is the order of use: as in a shard of the pool. So nothing waits, and a
 // thread may free what another requested. To the pool such a block is live. When it goes back

@@ -28,7 +28,7 @@ func (b *behind) SetCache(c front.Cache) {
 // keptSteps classes to each power of two. Such a request takes more than it needs, so that it can have
 // a block that another like it freed: caches of keys and values that grow by concatenation
 // request a bit more with each step. It takes up to half more, in coarseSteps classes to each
-// power of two, as long as live blocks have not much too much in all, and else up to an eighth. Programs
+// power of two, as long as live blocks exceed their requests by little in all, and else up to an eighth. Programs
 // that have much memory wait for the GPU, and not for requests; theirs are not rounded up, since
 // free memory would be in more pieces: 6 % more in the training of a transformer, 2 % in the trace speech.
 const mostKept, keptSteps, coarseSteps = 16, 8, 2
