@@ -167,6 +167,7 @@ func (a *api) MemFreeAsync(c driver.Context, p driver.Ptr, h driver.Stream) driv
 	}})
 	if r == driver.Success && res != nil && s.joined == nil {
 		res.async.freeing = true
+		m.untrack(res.object) // the program did its part, even if the context is lost before the work is done
 	}
 	return r
 }

@@ -40,6 +40,29 @@ func TestStreamOrderedMemoryCanBeFreedAtOnce(t *testing.T) {
 	r.ok(r.MemFree(r.ctx, d))
 }
 
+func TestALossBeforeAFreeIsDoneLeaksNothing(t *testing.T) {
+	m, err := New(Options{})
+	require.NoError(t, err)
+	d := driver.Of(m).Foreign()
+	require.Zero(t, d.Init())
+	c, r := d.CtxCreate(0, 0)
+	require.Zero(t, r)
+	s, r := d.StreamCreate(c, driver.StreamNonBlocking)
+	require.Zero(t, r)
+	p, r := d.MemAllocAsync(c, 100, s)
+	require.Zero(t, r)
+	m.Hold(uintptr(s))
+	require.Zero(t, d.MemFreeAsync(c, p, s))
+	m.Inject(Fault{Result: 700})
+	require.Equal(t, driver.IllegalAddress, d.CtxSynchronize(c))
+	_ = d.StreamDestroy(c, s)
+	require.Zero(t, d.CtxDestroy(c))
+	require.Empty(t, m.Leaks())
+	free, total := m.Memory(0)
+	require.Equal(t, total, free)
+	require.NoError(t, m.Close())
+}
+
 func TestStreamOrderedMemoryUsedTooEarlyOrTooLate(t *testing.T) {
 	faulty(t, driver.IllegalAddress, "put this work behind it", func(r *rig, c driver.Context, s driver.Stream) {
 		other, res := r.StreamCreate(c, 1)

@@ -83,8 +83,11 @@ func (m *Machine) track(kind string, address, size uint64) *object {
 func (m *Machine) untrack(o *object) { delete(m.objects, o) }
 
 // orphan ends it because its context was destroyed. It counts as leaked all the
-// same: the program lost sight of it.
+// same, unless the program gave it back before: the program lost sight of it.
 func (m *Machine) orphan(o *object) {
+	if _, tracked := m.objects[o]; !tracked {
+		return
+	}
 	m.untrack(o)
 	o.note = "destroyed with its context"
 	m.orphans = append(m.orphans, o)
