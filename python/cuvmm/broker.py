@@ -30,7 +30,7 @@ T = TypeVar("T")
 #: The kinds of a denied request, by their numbers.
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
-_GRACE = 1.0  # which a broker has to reply while this side closes
+_GRACE = 1.0  # which a broker has to reply at least
 _MOST_BYTES = 1 << 60  # more than any device has
 
 
@@ -128,7 +128,7 @@ class Writer(Tensors):
     def commit(self, timeout: Optional[float] = None) -> Object:
         """Waits for all work of the device, makes the memory read-only and has the broker serve the object, which is the caller's to close.
 
-        After an error other than LostError it can be called again. ``timeout`` limits the wait for a broker to come back, in seconds.
+        After an error other than LostError it can be called again. ``timeout`` limits the wait for a broker, in seconds.
         """
         until = _until(timeout)
         if self._committed:
@@ -171,8 +171,8 @@ def _digests(memory: Imported, tensors: Sequence[Placed]) -> List[str]:
 class Broker(OfProcess):
     """A connection to a broker, which goes on with the next one when one ends. All methods are safe for use by any thread. Close it last.
 
-    A call waits while no broker serves the socket, for ``timeout`` seconds: WaitTimeout. Without a ``timeout`` it waits until one is
-    back, or until another thread closes the connection. It does not end while a broker that serves the socket owes it a reply.
+    A call waits for a broker that does not serve the socket, or does not reply, for ``timeout`` seconds: WaitTimeout. One that serves
+    it has a second to reply at least. Without a ``timeout`` a call waits until one replies, or another thread closes the connection.
     """
 
     def __init__(self, path: str, timeout: float, uid: Optional[int], first: Channel) -> None:
@@ -230,8 +230,8 @@ class Broker(OfProcess):
     def attach(self, name: str, device: int = 0, *, version: int = 0, wait: bool = False, timeout: Optional[float] = None) -> Object:
         """Maps an object on a device, read-only: the newest version, or ``version``.
 
-        UnknownError if there is none; WritingError while it is written, unless ``wait``. ``timeout`` limits the wait, in seconds, also that
-        for a broker to come back: WaitTimeout.
+        UnknownError if there is none; WritingError while it is written, unless ``wait``. ``timeout`` limits that wait and the one for a
+        broker, in seconds: WaitTimeout.
         """
         return self._attach(name, device, whole(version, "as a version"), wait, _until(timeout))
 
@@ -251,7 +251,7 @@ class Broker(OfProcess):
         ``like`` says which tensors it has: anything with a ``dtype`` and a ``shape``, such as a ``state_dict``, or tuples of both. An
         ``ephemeral`` object goes with its last holder. With ``alone``, ExistsError or WritingError if the name is there or being written. With
         ``digests`` the manifest gets a digest (CRC-32C) of each tensor at the commit, which reads all of them, for :meth:`Object.verify`.
-        ``timeout`` limits the wait for a broker to come back, in seconds.
+        ``timeout`` limits the wait for a broker, in seconds.
         """
         return self._writer(name, like, device, ephemeral, alone, digests, _until(timeout))
 
@@ -267,7 +267,7 @@ class Broker(OfProcess):
         """Attaches an object, or has this process write it: of all that ask at the same time one fills it, and the others wait for it.
 
         They take its place if it fails or ends. ``fill`` writes the tensors of the writer; they are committed when it returns.
-        ExistsError if the name is that of a publication. ``timeout`` limits the wait for others and for a broker to come back, in seconds,
+        ExistsError if the name is that of a publication. ``timeout`` limits the wait for others and for a broker, in seconds,
         until ``fill`` is called.
         """
         until = _until(timeout)
@@ -303,7 +303,7 @@ class Broker(OfProcess):
         nothing before it is published: only that says whether there is something. The broker keeps the memory until it is removed.
 
         With ``wait`` this waits for the end of the process that publishes it; without it that is a WritingError. ``timeout`` limits that
-        wait, in seconds, and the one for a broker to come back: WaitTimeout. New memory has undefined contents. Memory of another size, or
+        wait, in seconds, and the one for a broker: WaitTimeout. New memory has undefined contents. Memory of another size, or
         on another device, is an ArgumentError; a name of objects an ExistsError or a WritingError.
         """
         kind, length, dev = kind_of(dtype), whole(length, "elements"), _driver.device(device)
@@ -333,30 +333,32 @@ class Broker(OfProcess):
     def list(self, timeout: Optional[float] = None) -> List[ObjectListing]:
         """The objects that this process may read, also those that are being written.
 
-        ``timeout`` limits the wait for a broker to come back, in seconds.
+        ``timeout`` limits the wait for a broker, in seconds.
         """
         return self._listed(_until(timeout))
 
     def remove(self, name: str, version: int = 0, *, timeout: Optional[float] = None) -> None:
         """Ends the objects of a name, or one version: nobody attaches them any more. Their memory is free when no process has it mapped.
 
-        ``timeout`` limits the wait for a broker to come back, in seconds.
+        ``timeout`` limits the wait for a broker, in seconds.
         """
-        self._request(lambda ch: self._ask(ch, "remove", {"name": _named(name), "version": whole(version, "as a version")}), _until(timeout))
+        until, fields = _until(timeout), {"name": _named(name), "version": whole(version, "as a version")}
+        self._request(lambda ch: self._ask(ch, "remove", fields, by=_replied(until)), until)
 
     def _listed(self, until: Optional[float]) -> "List[ObjectListing]":
         def entries(ch: Channel) -> "List[ObjectListing]":
-            said, fields, _ = self._ask(ch, "list objects", {})
+            by = _replied(until)
+            said, fields, _ = self._ask(ch, "list objects", {}, by=by)
             found = [_listing(e) for e in fields["entries"]]
             while not fields["last"]:
-                said, fields, _ = self._reply(ch)
+                said, fields, _ = self._reply(ch, by)
                 found += [_listing(e) for e in fields["entries"]]
             return found
 
         return self._request(entries, until)
 
     def _commit(self, o: Object, manifest: int, until: Optional[float]) -> int:
-        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o.key}, [manifest]), until)
+        said, fields, _ = self._request(lambda ch: self._ask(ch, "commit", {"key": o.key}, [manifest], _replied(until)), until)
         return int(fields["version"])
 
     def _take(self, request: str, device: int, fields: Dict[str, Any], *, write: bool = False, page: Optional[File] = None,
@@ -364,7 +366,7 @@ class Broker(OfProcess):
         """Has the broker give an object, and maps it. What this process is to publish comes with a page, and stays exportable."""
 
         def give(ch: Channel) -> Object:
-            said, got, files = self._ask(ch, request, fields)
+            said, got, files = self._ask(ch, request, fields, by=_replied(until))
             try:
                 if said != "object":
                     raise ProtocolError(f"{said}, where an object was to come")
@@ -417,25 +419,28 @@ class Broker(OfProcess):
         """Does something on the connection, and again on the next one if it ended, which comes before a deadline."""
         self._check_process()
         while True:
-            with self._lock:
-                self._check_open()
-                ch = self._channel
-                if ch is not None:
-                    try:
-                        result = do(ch)
-                        self._release(ch)  # what could not be mapped
-                        return result
-                    except _Denied as e:
-                        raise e.error from None
-                    except Error as e:
-                        ended = ch.ended
-                        if ended or isinstance(e, WaitTimeout):
+            if self._lock.acquire(timeout=_left(until)):
+                try:
+                    self._check_open()
+                    ch = self._channel
+                    if ch is not None:
+                        try:
+                            self._release(ch, _replied(until))  # what could not be mapped
+                            return do(ch)
+                        except _Denied as e:
+                            raise e.error from None
+                        except WaitTimeout as e:
+                            self._drop()  # a reply may be on its way
+                            raise WaitTimeout(f"the broker at {self._path!r} does not reply: {e.what}", "see whether it is stopped, or allow it more time") from None
+                        except Error:
+                            if not ch.ended:
+                                raise  # of this side: the broker's reply was read whole
                             self._drop()  # memory may be on its way
-                        if not ended:
-                            raise  # of this side: the broker's reply was read whole
-                    except BaseException:
-                        self._drop()  # Ctrl-C: a reply may be on its way
-                        raise
+                        except BaseException:
+                            self._drop()  # Ctrl-C: a reply may be on its way
+                            raise
+                finally:
+                    self._lock.release()
             if _left(until) <= 0:
                 raise WaitTimeout(f"no broker serves {self._path!r}", "see whether its keeper starts another, or allow it more time")
             time.sleep(_FIRST_PAUSE)
@@ -559,6 +564,11 @@ def _until(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
 
 
+def _replied(until: Optional[float]) -> Optional[float]:
+    """Returns by when a broker is to reply to a call with a deadline."""
+    return None if until is None else max(until, time.monotonic() + _GRACE)
+
+
 def _left(until: Optional[float]) -> float:
     """Returns the seconds until a deadline."""
     return threading.TIMEOUT_MAX if until is None else max(0.0, until - time.monotonic())
@@ -598,7 +608,7 @@ def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[in
     """Connects to the broker at a socket, by default that of ``cuvmm serve``. With ``wait`` it waits for one to serve it, for ``timeout`` seconds at most.
 
     The broker must be of this process's user or of root, or else of ``uid``. ``timeout`` also limits each step of the way of a message or of
-    memory, but not how long calls wait for a broker to come back: their own ``timeout`` does.
+    memory, but not how long calls wait for a broker: their own ``timeout`` does.
     """
     path = os.path.abspath(path or default_socket())
     until = time.monotonic() + timeout

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import subprocess
 import threading
 import time
-from typing import Any, Callable, Dict, List, Tuple
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import cuvmm
@@ -27,6 +29,10 @@ def put(t: cuvmm.Tensor, value: bytes) -> None:
     with t._device.current() as d:
         d.call("cuMemcpyHtoDAsync_v2", t.ptr, ctypes.addressof(raw), len(value), None)
     t._device.synchronize()
+
+
+def _stopped(task: Path) -> bool:
+    return (task / "stat").read_bytes().rpartition(b") ")[2][:1] == b"T"
 
 
 class Given:
@@ -162,6 +168,10 @@ class BrokerTest(ServedTest):
     def test_timeouts_without_a_broker(self) -> None:
         b = self.connect()
         self.end()
+        self.time_out(b, "no broker serves .*/broker")
+
+    def time_out(self, b: cuvmm.Broker, why: str) -> None:
+        """Expects all calls of a connection to end within their time."""
         calls = self.calls(b, timeout=0.1)
         calls["keep at once"] = lambda: b.keep("kept", 1, timeout=0.1)
         calls["attach at once"] = lambda: b.attach("written", timeout=0.1)
@@ -171,21 +181,43 @@ class BrokerTest(ServedTest):
         for name, call in calls.items():
             with self.subTest(name):
                 began = time.monotonic()
-                with self.assertRaisesRegex(cuvmm.WaitTimeout, "no broker serves .*/broker"):
+                with self.assertRaisesRegex(cuvmm.WaitTimeout, why):
                     call()
                 self.assertLess(time.monotonic() - began, 5)
 
+    def test_timeouts_beside_a_broker_that_stands_still(self) -> None:
+        b = self.connect()
+        with b.writer("model", LIKE):
+            pass
+        o, w = b.attach("model"), b.writer("other", LIKE)
+        with self.broker_stands_still():
+            with self.assertRaisesRegex(cuvmm.WaitTimeout, "does not reply"):
+                w.commit(timeout=0.1)
+            self.time_out(b, "broker")  # which does not reply to a call, or to a connection
+        with w.commit() as done, self.connect().attach("other") as again:
+            self.assertEqual(again.about.version, done.about.version)
+        o.check()
+        o.close()
+        self.assertEqual([(x.name, x.holders) for x in b.list()], [("model", 0), ("other", 0)])
+
     def test_closing_beside_a_broker_that_stands_still(self) -> None:
-        b, pid = self.connect(), self.broker_pid()
-        assert pid is not None
+        b = self.connect()
         self.assertEqual(b.list(), [])
-        os.kill(pid, signal.SIGSTOP)
-        try:
+        with self.broker_stands_still():
             ended: List[BaseException] = []
             t = self.waiting(b.list, ended)
             b.close()
             t.join(5)
             self.assertEqual([type(e) for e in ended], [cuvmm.ClosedError])
+
+    @contextlib.contextmanager
+    def broker_stands_still(self) -> Iterator[None]:
+        pid = self.broker_pid()
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)  # which its threads notice one after the other
+        try:
+            await_that(lambda: all(map(_stopped, Path(f"/proc/{pid}/task").iterdir())), "the broker stands still")
+            yield
         finally:
             os.kill(pid, signal.SIGCONT)
 
