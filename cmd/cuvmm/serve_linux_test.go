@@ -247,6 +247,9 @@ func TestObjectsAreSavedAndLoaded(t *testing.T) {
 		require.Equal(t, exitUsage, code, args)
 	}
 	second.end(t)
+	code, _, complaints = objects(second)
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, complaints, "no broker serves "+second.path+": start one with cuvmm serve")
 }
 
 // A policy is read again when its file changes, and one with a mistake changes nothing.
