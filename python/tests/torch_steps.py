@@ -5,8 +5,8 @@
     CUVMM_LIBCUVMM=$PWD/libcuvmm.so python3 -m tests.torch_steps        # in python/, on a machine with a GPU and PyTorch
 
 A round is the same steps on each allocator, in an order that rotates, so what the machine does meanwhile hits all alike.
-Ratios are of rounds, to those of the first allocator: of the median and the mean step, and of the process's CPU time. The pool's wake-ups
-are those of the threads that Go's runtime began with, a step. The trivial allocator (trivial_allocator.cc) shows what PyTorch's way to any pluggable
+Ratios are of rounds, to those of the first allocator: of the median and the mean step, and of the process's CPU time. Each is the median of
+all rounds, with the interval that it is in with 95 %: many short rounds tell more than few long ones. The pool's wake-ups are those of the threads that Go's runtime began with, a step. The trivial allocator (trivial_allocator.cc) shows what PyTorch's way to any pluggable
 allocator costs.
 """
 
@@ -111,7 +111,8 @@ def measure(name: str, allocators: List[str], warm: int, rounds: int, steps: int
         line = f"{name:13} {a:11} {statistics.median(medians[a]) * 1e3:8.3f} ms  reserved {reserved[a] / (1 << 30):7.3f} GiB"
         for what, values in (("median", medians), ("mean", means), ("CPU", cpus)):
             ratios = sorted(x / y for x, y in zip(values[a], values[allocators[0]]))
-            line += f"  {what} {statistics.median(ratios):.4f} ({ratios[0]:.3f} to {ratios[-1]:.3f})"
+            low = max(0, int(rounds / 2 - 0.98 * rounds**0.5))  # of the binomial distribution
+            line += f"  {what} {statistics.median(ratios):.4f} ({ratios[low]:.3f} to {ratios[-1 - low]:.3f})"
         if a == "pool":
             line += f"  {statistics.median(woken[a]):.1f} wake-ups a step"
         print(line, flush=True)
