@@ -6,8 +6,9 @@
 
 A round is the same steps on each allocator, in an order that rotates, so what the machine does meanwhile hits all alike.
 Ratios are of rounds, to those of the first allocator: of the median and the mean step, and of the process's CPU time. Each is the median of
-all rounds, with the interval that it is in with 95 %: many short rounds tell more than few long ones. The pool's wake-ups are those of the threads that Go's runtime began with, a step. The trivial allocator (trivial_allocator.cc) shows what PyTorch's way to any pluggable
-allocator costs.
+all rounds, with the interval that it is in with 95 %: many short rounds tell more than few long ones. That is of these processes; others on the
+same allocators may differ by more. The pool's wake-ups are those of the threads that Go's runtime began with, a step. The trivial allocator
+(trivial_allocator.cc) shows what PyTorch's way to any pluggable allocator costs.
 """
 
 from __future__ import annotations
