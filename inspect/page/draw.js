@@ -207,18 +207,18 @@ function drawRow(r, row, y) {
     last = Math.floor(x1);
     paint(colors.hole);
     context.fillRect(x0, y, x1 - x0, h);
-    if (p.hole) drawHole(p, from, x0, x1, y, h);
+    if (p.hole) drawHole(r, p, from, x0, x1, y, h);
     else drawPiece(r, p.o + (from - p.d), p.o + (to - p.d), x0, scale, y, h);
   }
   if (row === r.rows - 1 && r.perRow < groupScale(r.group))
     write("a row is " + sizeText(r.perRow), smallFont, colors.dim, x(d1) + 8, y + h / 2, width - margin - x(d1) - 8);
 }
 
-function drawHole(p, from, x0, x1, y, h) {
+function drawHole(r, p, from, x0, x1, y, h) {
   if (p.dn === p.n) return;
   paint(hatch); // not to scale
   context.fillRect(x0, y, x1 - x0, h);
-  const text = sizeText(p.n) + " not mapped";
+  const text = sizeText(p.n) + (r.managed ? " untouched" : " not mapped");
   context.font = smallFont;
   const w = context.measureText(text).width;
   if (from !== p.d || x1 - x0 < w + 20) return;

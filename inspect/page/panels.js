@@ -57,9 +57,10 @@ function legend() {
   key(colors.waiting, "waits for the GPU");
   key(colors.unused, "not in use");
   key(colors.mapped, "mapped, free");
-  if (model.regions.some(r => r.managed)) key(colors.host, "managed, on the host");
-  key(colors.hole, "not mapped");
-  key(colors.hole, "not mapped, not to scale", "hatch");
+  const managed = model.regions.some(r => r.managed), none = managed ? "not mapped, or untouched" : "not mapped";
+  if (managed) key(colors.host, "managed, on the host");
+  key(colors.hole, none);
+  key(colors.hole, none + ", not to scale", "hatch");
   key(colors.alias, "mapped several times", "strip");
   key(colors.shared, "exported", "strip");
   key(colors.imported, "imported", "strip");
