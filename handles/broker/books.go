@@ -360,7 +360,7 @@ func (b *books) passing(o *object) (gone []*object) {
 	case o.sealing:
 		return nil
 	case o.State == ended:
-		if len(o.holders) == 0 && !b.returning {
+		if len(o.holders) == 0 && !o.making && !b.returning {
 			delete(b.objects, o.key)
 		}
 		return nil
@@ -383,17 +383,17 @@ func (b *books) fleeting(o *object) bool {
 	return o.Ephemeral || all[len(all)-1] != o
 }
 
-// end ends an object. Its memory counts while it has holders, who may yet come back; nobody but its
-// writer has one that was not sealed.
+// end ends an object. Its memory counts while it is made, and while it has holders, who may yet come back; nobody but
+// its writer has one that was not sealed.
 func (b *books) end(o *object) []*object {
-	if len(o.holders) == 0 && (!b.returning || o.State == writing) {
+	if len(o.holders) == 0 && !o.making && (!b.returning || o.State == writing) {
 		delete(b.objects, o.key)
 	}
 	o.State = ended
 	return []*object{o}
 }
 
-// discard forgets an object whose memory could not be made.
+// discard forgets an object whose memory could not be made, or that ended meanwhile.
 func (b *books) discard(o *object) []*object {
 	clear(o.holders)
 	return b.end(o)
@@ -413,6 +413,9 @@ func (b *books) remove(op, name string, version uint64) (gone []*object, err err
 	}
 	all := b.versions(name)
 	if o := b.keptAs(name); o != nil {
+		if o.unseen {
+			clear(o.holders) // whose end is not noticed
+		}
 		all = append(all, o)
 	}
 	if len(all) == 0 {

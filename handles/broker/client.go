@@ -258,21 +258,26 @@ func (k *Client) wanted(key keeper.Key) {
 	}
 }
 
-// letGo notes that an object is closed here, and tells the broker of the last of a key. It takes the
-// turn of requests that bring memory, or one of those could have the broker count what this release
-// ends. A broker that does not reply keeps no Close waiting for longer than a moment.
+// letGo notes that an object is closed here, and tells the broker of the last of a key.
 func (k *Client) letGo(o *Object) {
 	k.mu.Lock()
 	delete(k.held[o.key], o)
 	l := k.now
 	k.mu.Unlock()
+	k.giveBack(l, o.key)
+}
+
+// giveBack tells the broker what this client does not have. It takes the turn of requests that bring memory,
+// or one of those could have the broker count what this release ends. A broker that does not reply keeps no
+// caller waiting for longer than a moment.
+func (k *Client) giveBack(l *line, key keeper.Key) {
 	told := make(chan struct{})
 	k.running.Go(func() {
 		defer close(told)
 		if l.giving.Take(k.ctx, l.over) {
 			defer l.giving.Give()
 		}
-		k.release(l, o.key)
+		k.release(l, key)
 	})
 	select {
 	case <-told:

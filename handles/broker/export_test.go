@@ -10,11 +10,17 @@ import (
 
 // AttachKeeping is Attach of an object whose descriptors can be exported again.
 func (k *Client) AttachKeeping(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
+	if err := k.made("broker.Client.AttachKeeping"); err != nil {
+		return nil, err
+	}
 	return k.take(ctx, "broker.Client.AttachKeeping", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{ReadOnly: true, KeepDescriptors: true})
 }
 
 // AttachWriting is Attach by a process that breaks the rule not to write.
 func (k *Client) AttachWriting(ctx context.Context, d *cuda.Device, name string) (*Object, error) {
+	if err := k.made("broker.Client.AttachWriting"); err != nil {
+		return nil, err
+	}
 	return k.take(ctx, "broker.Client.AttachWriting", d, request{kind: wire.BrokerAttach, name: name}, handles.ImportOptions{})
 }
 

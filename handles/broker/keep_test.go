@@ -4,14 +4,17 @@ package broker_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
+	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -369,8 +372,80 @@ func TestAPublisherThatCannotBeWatchedGivesTheMemoryBackItself(t *testing.T) {
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
 	require.ErrorContains(t, err, "Client.Remove")
 	require.NoError(t, k.Remove(ctx, "weights", 0))
+	s, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Zero(t, s.Bytes, "its memory counts no more, since nothing says when it has ended")
 	closed(t, keep(t, k, d, mib), w, unseen)
 	require.NoError(t, k.Remove(ctx, "weights", 0))
 	_, _, err = d.MemoryInfo()
 	require.NoError(t, err)
+}
+
+// Memory of a publication that is removed while it is made counts no more.
+func TestAPublicationThatIsRemovedWhileItIsMade(t *testing.T) {
+	peertest.NoLeak(t)
+	m, sys := sim.Open(t, sim.Options{})
+	d := sys.Devices()[0]
+	h := newHouse(t, d, broker.Options{})
+	k, other, ctx := h.dial(), h.dial(), peertest.Context(t)
+	var once sync.Once
+	m.OnCall(func(call string) {
+		if call == "cuMemCreate" {
+			once.Do(func() { require.NoError(t, other.Remove(ctx, "weights", 0)) })
+		}
+	})
+	_, err := k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib})
+	require.ErrorIs(t, err, broker.ErrLost)
+	s, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Zero(t, s.Bytes)
+	closed(t, keep(t, k, d, mib))
+	require.NoError(t, k.Remove(ctx, "weights", 0))
+	_, _, err = d.MemoryInfo() // the software driver closes what others held until now
+	require.NoError(t, err)
+}
+
+// A client that gave up while its broker was replaced publishes nothing that it does not know of.
+func TestAKeepWhoseReplyIsLost(t *testing.T) {
+	for _, before := range []bool{false, true} {
+		t.Run(fmt.Sprintf("kept before %t", before), func(t *testing.T) {
+			peertest.NoLeak(t)
+			d := gputest.Software(t)
+			var h *house
+			limited, giveUp := context.WithCancel(t.Context())
+			armed := make(chan struct{}, 1)
+			replaced := make(chan struct{})
+			h = newHouse(t, d, broker.Options{Log: slog.New(logged(func(message string) {
+				if !strings.Contains(message, "publishes what is kept") {
+					return
+				}
+				select {
+				case <-armed:
+				default:
+					return
+				}
+				b := h.b
+				giveUp()
+				go func() {
+					h.replace()
+					close(replaced)
+				}()
+				for !b.Ending() {
+					time.Sleep(time.Millisecond)
+				}
+			}))})
+			k, ctx := h.dial(), peertest.Context(t)
+			if before {
+				closed(t, keep(t, k, d, mib))
+			}
+			armed <- struct{}{}
+			_, err := k.Keep(limited, d, "weights", broker.KeepOptions{Bytes: mib})
+			require.ErrorIs(t, err, context.Canceled)
+			<-replaced
+			closed(t, keep(t, k, d, mib))
+			require.NoError(t, k.Remove(ctx, "weights", 0))
+			_, _, err = d.MemoryInfo() // the software driver closes what others held until now
+			require.NoError(t, err)
+		})
+	}
 }

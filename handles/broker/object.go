@@ -82,6 +82,11 @@ func (k *Client) Attach(ctx context.Context, d *cuda.Device, name string, o Atta
 // take has the broker give an object, and maps it. Once the request is sent it goes on to its end,
 // also if the context ends meanwhile, since the memory is on its way.
 func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request, o handles.ImportOptions) (got *Object, err error) {
+	if !k.closer.Acquire() {
+		return nil, errs.PeerClosed(op, "client")
+	}
+	defer k.closer.Release()
+	var unknown *line // the request was lost with it, and the broker may have given what it asked for
 	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		if !l.giving.Take(ctx, l.over) {
 			if ctx.Err() != nil {
@@ -101,18 +106,33 @@ func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request,
 		})
 		select {
 		case x := <-done:
-			got = x.o
+			if got = x.o; lineOver(l, x.err) {
+				unknown = l
+			}
 			return x.err
 		case <-ctx.Done():
 		}
 		k.running.Go(func() {
-			if x := <-done; x.o != nil {
+			switch x := <-done; {
+			case x.o != nil:
 				_ = x.o.Close()
+			case lineOver(l, x.err):
+				k.forgo(l, r.key)
 			}
 		})
 		return errs.PeerWait(ctx, op, "the broker has not sent the memory", "see what the broker's process does")
 	})
+	if err != nil && unknown != nil {
+		k.forgo(unknown, r.key)
+	}
 	return got, err
+}
+
+// forgo gives back what a request with a key may have brought: nobody asks with that again.
+func (k *Client) forgo(l *line, key keeper.Key) {
+	if key != (keeper.Key{}) {
+		k.giveBack(l, key)
+	}
 }
 
 // receive sends the request, and maps what comes.

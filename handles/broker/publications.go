@@ -66,10 +66,10 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 	return o, nil
 }
 
-// publishedBy returns what a client publishes, or what has a key of that.
+// publishedBy returns what a client publishes, or what has a key of that, or was asked for with it.
 func (b *books) publishedBy(h holder, key keeper.Key) (all []*object) {
 	for _, o := range b.objects {
-		if o.State == kept && !o.Free && o.Writer == h && (key == counter || o.key == key) {
+		if o.State == kept && !o.Free && o.Writer == h && (key == counter || o.key == key || o.Request == key) {
 			all = append(all, o)
 		}
 	}
@@ -85,13 +85,18 @@ func (b *Broker) unpublish(h holder, key keeper.Key) {
 	all := b.books.publishedBy(h, key)
 	b.mu.Unlock()
 	for _, o := range all {
-		if key == counter && !o.Watched {
-			b.change(func() []*object { o.unseen = true; return nil })
+		b.mu.Lock()
+		r, making := o.record, o.making
+		b.mu.Unlock()
+		if key == counter && !r.Watched {
+			b.change(func() []*object {
+				o.unseen = b.present[h] == nil // else it came back before this
+				return nil
+			})
 			continue
 		}
-		r := o.record
 		r.Free = true
-		if !o.making && (b.ctx.Err() != nil || b.keep(o.key, r) != nil) {
+		if !making && (b.ctx.Err() != nil || b.keep(o.key, r) != nil) {
 			return
 		}
 		b.change(func() []*object {

@@ -315,12 +315,12 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	}
 	b.change(func() (gone []*object) {
 		o.making = false
+		if err == nil && o.State == ended {
+			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, which was removed, or whose client has gone", r.name), "ask again")
+		}
 		switch {
 		case err != nil:
 			return b.books.discard(o)
-		case o.State == ended:
-			err = errs.Peer(op, ErrLost, fmt.Sprintf("object %q, whose client has gone", r.name), "create another")
-			return []*object{o}
 		case o.Free: // another may publish the memory
 			err = errs.Peer(op, ErrLost, fmt.Sprintf("memory of publication %q, whose client has gone", r.name), "ask again")
 			return nil
