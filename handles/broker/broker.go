@@ -35,9 +35,9 @@ type Broker struct {
 	// running are the sessions and the watches of processes.
 	running sync.WaitGroup
 
-	// remembering is held while the keeper is told of a client, or to forget it, and publishing while it is told who
-	// publishes what is kept, or that it was removed; before mu.
-	remembering, publishing sync.Mutex
+	// remembering is held while the keeper is told of a client, or to forget it, publishing while it is told who
+	// publishes what is kept, or that it was removed, and counting while it is told the highest version; before mu.
+	remembering, publishing, counting sync.Mutex
 
 	mu    sync.Mutex
 	books *books

@@ -16,48 +16,60 @@ import (
 )
 
 // commit seals what the client wrote, and replies with its version. A copy is made beside the client's other
-// requests, one at a time.
+// requests, and a commit that asks again while one goes on waits beside them, too.
 func (s *session) commit(ctx context.Context, op string, r *request) error {
 	b := s.b
 	o, record, version, err := s.beginCommit(op, r)
 	switch {
-	case errors.Is(err, errSealing): // the client asks again while its commit goes on
-		err := s.later(ctx, r.number, func(within context.Context) error {
-			if !b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
-				return r.manifest.Close()
-			}
-			return s.commit(ctx, op, r)
-		})
-		if err != nil {
-			_ = r.manifest.Close()
-		}
-		return err
+	case errors.Is(err, errSealing):
 	case o == nil:
 		_ = r.manifest.Close()
 		return s.committed(ctx, r, version, err)
-	}
-	may := b.grant(s.of, o.Name)
-	if !may.Copy {
-		return s.committed(ctx, r, record.Version, s.endCommit(o, o, record, []*peer.FD{r.manifest}, r.manifest, nil))
-	}
-	err = s.later(ctx, r.number, func(within context.Context) error {
-		var to *object
-		var files []*peer.FD
-		err := errs.Peer(op, peer.ErrGone, "the client, whose object is not copied", "")
-		if s.copying.Take(within, nil) {
-			if to, err = s.copy(op, o, &record, may.Quota); err == nil {
-				files = append(slices.Clip(to.files.chunks), r.manifest)
-			} else {
-				b.o.Log.Warn("cuvmm: an object could not be copied, and is not committed", "name", o.Name, "writer", s.of.String(), "error", err)
-			}
-			s.copying.Give()
+	default:
+		if may := b.grant(s.of, o.Name); !may.Copy {
+			return s.committed(ctx, r, record.Version, s.seal(ctx, op, o, record, r.manifest, may))
 		}
-		return s.committed(ctx, r, record.Version, s.endCommit(o, to, record, files, r.manifest, err))
-	})
-	if err != nil {
-		_ = s.endCommit(o, nil, record, nil, r.manifest, err)
 	}
-	return err
+	late := s.later(ctx, r.number, func(within context.Context) error {
+		for errors.Is(err, errSealing) {
+			if !b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
+				return r.manifest.Close()
+			}
+			o, record, version, err = s.beginCommit(op, r)
+		}
+		if o == nil {
+			_ = r.manifest.Close()
+			return s.committed(ctx, r, version, err)
+		}
+		return s.committed(ctx, r, record.Version, s.seal(within, op, o, record, r.manifest, b.grant(s.of, o.Name)))
+	})
+	switch {
+	case late == nil:
+	case o == nil:
+		_ = r.manifest.Close()
+	default:
+		_ = s.endCommit(o, nil, record, nil, r.manifest, late)
+	}
+	return late
+}
+
+// seal seals an object, or its copy, of which a client has one made at a time.
+func (s *session) seal(ctx context.Context, op string, o *object, r record, manifest *peer.FD, may Grant) error {
+	if !may.Copy {
+		return s.endCommit(o, o, r, []*peer.FD{manifest}, manifest, nil)
+	}
+	var to *object
+	var files []*peer.FD
+	err := errs.Peer(op, peer.ErrGone, "the client, whose object is not copied", "")
+	if s.copying.Take(ctx, nil) {
+		if to, err = s.copy(op, o, &r, may.Quota); err == nil {
+			files = append(slices.Clip(to.files.chunks), manifest)
+		} else {
+			s.b.o.Log.Warn("cuvmm: an object could not be copied, and is not committed", "name", o.Name, "writer", s.of.String(), "error", err)
+		}
+		s.copying.Give()
+	}
+	return s.endCommit(o, to, r, files, manifest, err)
 }
 
 // beginCommit begins to seal an object, and returns the record of that; or no object, and the version of what is
@@ -91,7 +103,7 @@ func (s *session) beginCommit(op string, r *request) (*object, record, uint64, e
 func (s *session) endCommit(o, to *object, r record, files []*peer.FD, manifest *peer.FD, err error) error {
 	b := s.b
 	if err == nil {
-		err = b.keep(counter, r.Version)
+		err = b.keepCounter()
 	}
 	if err == nil {
 		err = b.keep(to.key, r, files...)
@@ -120,6 +132,17 @@ func (s *session) endCommit(o, to *object, r record, files []*peer.FD, manifest 
 	}
 	b.o.Log.Info("cuvmm: an object was committed", "name", o.Name, "version", r.Version, "bytes", o.bytes, "writer", s.of.String())
 	return nil
+}
+
+// keepCounter has the keeper keep the highest version that was given. Of commits that overlap the later one does not
+// put back what the other wrote.
+func (b *Broker) keepCounter() error {
+	b.counting.Lock()
+	defer b.counting.Unlock()
+	b.mu.Lock()
+	last := b.books.last
+	b.mu.Unlock()
+	return b.keep(counter, last)
 }
 
 // committed replies to a commit.

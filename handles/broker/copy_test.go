@@ -154,6 +154,47 @@ func TestAClientGoesOnWhileItsObjectIsCopied(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 }
 
+// No version is given twice, also if a commit that began before another one ends after it.
+func TestVersionsOfCommitsThatOverlap(t *testing.T) {
+	peertest.NoLeak(t)
+	folder := t.TempDir()
+	sys, err := open(folder)
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	begin := folder + "/begin"
+	h := newHouse(t, d, broker.Options{
+		Authorize: func(_ broker.Caller, name string) broker.Grant {
+			return broker.Grant{Access: publish.WriteAccess, Copy: name == "copied"}
+		},
+		Copy: func() *exec.Cmd { return as("copier", folder, begin) },
+	})
+	k, ctx := h.dial(), peertest.Context(t)
+	w, err := k.Create(ctx, d, "copied", broker.CreateOptions{Bytes: kib64})
+	require.NoError(t, err)
+	var first *broker.Object
+	ended := make(chan error, 1)
+	go func() {
+		var err error
+		first, err = w.Commit(ctx, nil)
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		s, err := k.Status(ctx)
+		require.NoError(t, err)
+		return s.Bytes == 2*kib64
+	}, peertest.Guard, time.Millisecond, "the copy is made")
+	second := write(t, k, d, "other", kib64, 1, broker.CreateOptions{})
+	require.NoError(t, os.WriteFile(begin, nil, 0o600))
+	require.NoError(t, <-ended)
+	closed(t, first, second)
+	require.NoError(t, k.Remove(ctx, "other", 0))
+	h.replace()
+	third := write(t, k, d, "other", kib64, 2, broker.CreateOptions{})
+	require.Equal(t, []uint64{1, 2, 3}, []uint64{first.About().Version, second.About().Version, third.About().Version})
+	closed(t, third)
+	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+}
+
 // logged calls a function with each message of a log.
 type logged func(message string)
 
