@@ -382,7 +382,8 @@ func lineOver(l *line, err error) bool {
 }
 
 // Close disconnects. Calls that wait return cuda.ErrClosed, and what is on its way to them is given back. Objects and
-// writers must be closed before (cuda.ErrInUse).
+// writers must be closed before (cuda.ErrInUse). A broker that is away is told no more what was closed meanwhile, and may
+// count it, or keep a publication from its next publisher, until the process has ended.
 func (k *Client) Close() error {
 	const op = "broker.Client.Close"
 	if err := k.made(op); err != nil {
