@@ -97,9 +97,9 @@ func (p *policyFile) watch(ctx context.Context, log *slog.Logger) {
 			continue
 		}
 		known := p.warning()
-		if err := p.load(); err != nil {
-			if p.warning() != known { // not each time that a directory is looked at
-				log.Error("cuvmm: the policy cannot be used; the one before stays", "error", err)
+		if p.load() != nil {
+			if wrong := p.warning(); wrong != known { // not each time that a directory is looked at
+				log.Error("cuvmm: " + wrong)
 			}
 			continue
 		}
