@@ -449,3 +449,22 @@ func TestAKeepWhoseReplyIsLost(t *testing.T) {
 		})
 	}
 }
+
+// What a policy says of objects alone does not concern publications, and what it does not grant is said in their words.
+func TestAPolicyForPublications(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	may := broker.Grant{Access: publish.WriteAccess, EphemeralOnly: true}
+	h := newHouse(t, d, broker.Options{Authorize: func(broker.Caller, string) broker.Grant { return may }})
+	k, ctx := h.dial(), peertest.Context(t)
+	_, err := k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib})
+	require.ErrorIs(t, err, cuda.ErrNotPermitted)
+	require.ErrorContains(t, err, `memory of publication "weights", where this client may write ephemeral objects only; have the broker's policy grant more`)
+	h.end()
+	may = broker.Grant{Access: publish.WriteAccess, Copy: true} // without Options.Copy
+	h.start()
+	closed(t, keep(t, k, d, mib))
+	_, err = k.Create(ctx, d, "object", broker.CreateOptions{Bytes: mib})
+	require.ErrorIs(t, err, cuda.ErrNotSupported)
+	require.NoError(t, k.Remove(ctx, "weights", 0))
+}

@@ -83,6 +83,9 @@ func (b *Broker) unpublish(h holder, key keeper.Key) {
 	defer b.publishing.Unlock()
 	b.mu.Lock()
 	all := b.books.publishedBy(h, key)
+	if key == counter && b.present[h] != nil {
+		all = nil // it came back before this, and may publish anew
+	}
 	b.mu.Unlock()
 	for _, o := range all {
 		b.mu.Lock()
@@ -90,7 +93,7 @@ func (b *Broker) unpublish(h holder, key keeper.Key) {
 		b.mu.Unlock()
 		if key == counter && !r.Watched {
 			b.change(func() []*object {
-				o.unseen = b.present[h] == nil // else it came back before this
+				o.unseen = b.present[h] == nil
 				return nil
 			})
 			continue

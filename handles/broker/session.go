@@ -280,11 +280,12 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if err != nil {
 		return nil, err
 	}
-	if may.EphemeralOnly && !r.ephemeral { // what is published is not, either
+	switch keeps := r.kind == wire.BrokerKeep; {
+	case may.EphemeralOnly && keeps:
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("memory of publication %q, where this client may write ephemeral objects only", r.name), "have the broker's policy grant more")
+	case may.EphemeralOnly && !r.ephemeral:
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "set CreateOptions.Ephemeral, or have the broker's policy grant more")
-	}
-	switch {
-	case may.Copy && s.b.o.Copy == nil:
+	case may.Copy && !keeps && s.b.o.Copy == nil:
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, which is to be copied", r.name), "set the broker's Options.Copy")
 	case may.Copy && r.ephemeral: // its copy would have no holder
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "create it without CreateOptions.Ephemeral")

@@ -11,28 +11,42 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A publisher that cannot be watched may come back before its last connection is known to have ended.
+// A publisher may come back before its last connection is known to have ended, whether or not its process is watched.
 func TestAPublisherThatIsBackIsSeen(t *testing.T) {
-	peertest.NoLeak(t)
-	b, d := newBroker(t)
-	inherited := func() *Client {
-		near, far := peertest.Pair(t, peer.Options{})
-		go func() { _ = b.ServeConn(context.Background(), far) }()
-		k, err := NewClient(peertest.Context(t), near)
-		require.NoError(t, err)
-		return k
+	for name, dial := range map[string]func(t *testing.T, b *Broker) *Client{
+		"inherited": func(t *testing.T, b *Broker) *Client {
+			near, far := peertest.Pair(t, peer.Options{})
+			go func() { _ = b.ServeConn(context.Background(), far) }()
+			k, err := NewClient(peertest.Context(t), near)
+			require.NoError(t, err)
+			return k
+		},
+		"watched": func(t *testing.T, b *Broker) *Client {
+			l, err := peer.Listen(t.TempDir()+"/sockets", "broker", peer.Options{})
+			require.NoError(t, err)
+			go func() { _ = b.Serve(context.Background(), l) }()
+			t.Cleanup(func() { require.NoError(t, l.Close()) })
+			k, err := Dial(peertest.Context(t), l.Path(), DialOptions{})
+			require.NoError(t, err)
+			return k
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			peertest.NoLeak(t)
+			b, d := newBroker(t)
+			k, other, ctx := dial(t, b), dial(t, b), peertest.Context(t)
+			w, err := k.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
+			require.NoError(t, err)
+			b.unpublish(k.number, counter)
+			_, err = other.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
+			require.ErrorIs(t, err, ErrWriting)
+			require.NoError(t, w.Close())
+			w, err = other.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
+			require.NoError(t, err)
+			require.NoError(t, w.Close())
+			require.NoError(t, other.Remove(ctx, "weights", 0))
+			require.NoError(t, k.Close())
+			require.NoError(t, other.Close())
+		})
 	}
-	k, other, ctx := inherited(), inherited(), peertest.Context(t)
-	w, err := k.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
-	require.NoError(t, err)
-	b.unpublish(k.number, counter)
-	_, err = other.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
-	require.ErrorIs(t, err, ErrWriting)
-	require.NoError(t, w.Close())
-	w, err = other.Keep(ctx, d, "weights", KeepOptions{Bytes: 1})
-	require.NoError(t, err)
-	require.NoError(t, w.Close())
-	require.NoError(t, other.Remove(ctx, "weights", 0))
-	require.NoError(t, k.Close())
-	require.NoError(t, other.Close())
 }
