@@ -30,6 +30,7 @@ T = TypeVar("T")
 #: The kinds of a denied request, by their numbers.
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
+_STOPPED = "see whether it is stopped, or allow it more time"
 _GRACE = 1.0  # which a broker has to reply at least
 _MOST_BYTES = 1 << 60  # more than any device has
 
@@ -115,7 +116,7 @@ class Object(Tensors):
 
 
 class Writer(Tensors):
-    """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or after an exception given up.
+    """An object that this process writes: its tensors by name. At the end of a with statement it is committed, or given up after an exception, also one of the commit.
 
     Tensors of it that outlive the statement are read-only from then on, and keep the memory mapped. Tensors that a framework made of them
     do not know that, and a write through those destroys the CUDA context of the process.
@@ -154,10 +155,15 @@ class Writer(Tensors):
         return self
 
     def __exit__(self, _: object, error: object, __: object) -> None:
-        if error is not None:
+        if error is None and not self._committed:
+            try:
+                self.commit()
+            except BaseException as e:
+                close_at_exit(self.close, e)
+                raise
+            close_when_unused(self._object.close)  # what a loop over the tensors has left is read-only by now
+        elif error is not None:
             close_at_exit(self.close, error)
-        elif not self._committed:
-            close_when_unused(self.commit().close)  # what a loop over the tensors has left is read-only by now
 
 
 def _digests(memory: Imported, tensors: Sequence[Placed]) -> List[str]:
@@ -183,7 +189,8 @@ class Broker(OfProcess):
         self._number = 0
         self._held: Dict[bytes, List[Object]] = {}
         self._loose: Dict[bytes, None] = {}  # keys that this client may hold without knowing
-        self._awaiting: Set[Channel] = set()  # of calls that wait for another process
+        self._awaiting: Set[Channel] = set()  # of calls that wait for another process, and those on which a reply is late
+        self._asking = False  # by a thread that has the lock: what the collector closes meanwhile is released later
         self._closed = False
         self._join(first)
         self._watch = threading.Thread(target=self._come_back, name="cuvmm broker", daemon=True)
@@ -201,7 +208,8 @@ class Broker(OfProcess):
     def close(self) -> None:
         """Disconnects. InUseError while objects or writers are open. Idempotent.
 
-        Calls that wait in other threads raise ClosedError, and what is on its way to them is given back.
+        Calls that wait in other threads raise ClosedError, and what is on its way to them is given back. Only a broker that does not
+        reply may hold it for this process until that ends.
         """
         if self._forked:
             return
@@ -209,12 +217,15 @@ class Broker(OfProcess):
         self._closed = True
         for waiting in list(self._awaiting):
             waiting.close()
-        if self._lock.acquire(timeout=_GRACE):
-            self._lock.release()
-        else:  # a broker that does not reply
+        turn: List[bool] = []  # which is noted in the step in which it is taken
+        try:
+            turn.extend(map(self._lock.acquire, [True], [_GRACE]))
             ch = self._channel
-            if ch is not None:
+            if ch is not None and not turn[0]:  # a broker that does not reply
                 ch.close()
+        finally:
+            if turn and turn[0]:
+                self._lock.release()
         with self._lock:
             self._refuse_held()  # a call got one meanwhile
             if self._channel is not None:
@@ -366,7 +377,12 @@ class Broker(OfProcess):
         """Has the broker give an object, and maps it. What this process is to publish comes with a page, and stays exportable."""
 
         def give(ch: Channel) -> Object:
-            said, got, files = self._ask(ch, request, fields, by=_replied(until))
+            try:
+                said, got, files = self._ask(ch, request, fields, by=_replied(until))
+            except BaseException as e:
+                if _unanswered(e):
+                    self._leave(ch)
+                raise
             try:
                 if said != "object":
                     raise ProtocolError(f"{said}, where an object was to come")
@@ -378,7 +394,7 @@ class Broker(OfProcess):
                     if page is not None:
                         if not files or len(memory) != fields["bytes"]:
                             raise ProtocolError(f"{counted(len(memory), 'byte')} and {counted(len(files), 'page')} of a publication of {fields['bytes']}")
-                        page.open(files.pop)
+                        page.open(files.pop, -1)
                     o = Object(self, got["key"], _listing(got), memory, read_text(files[0], "a manifest") if files else b"")
                 except BaseException:
                     memory.abandon()
@@ -389,7 +405,29 @@ class Broker(OfProcess):
             del self._loose[o.key]
             return o
 
-        return self._request(give, until)
+        try:
+            return self._request(give, until)
+        except BaseException as e:
+            if "key" in fields and _unanswered(e):
+                self._loose[fields["key"]] = None  # a broker may have made it
+            raise
+
+    def _leave(self, ch: Channel) -> None:
+        """Gives up a connection on which a reply is late: this client holds what that will bring, and learns then what it has to release."""
+        self._channel = None
+        self._awaiting.add(ch)
+        threading.Thread(target=self._read_late, args=(ch, self._number), name="cuvmm broker, late", daemon=True).start()
+
+    def _read_late(self, ch: Channel, number: int) -> None:
+        with contextlib.suppress(Error), ch:
+            fields: Dict[str, Any] = {}
+            while fields.get("number") != number:
+                m = ch.message()
+                close_all(m.files)
+                said, fields = _wire.decode(m.kind, m.body, "holder")
+                if said == "object":
+                    self._loose[fields["key"]] = None
+        self._awaiting.discard(ch)
 
     def _let_go(self, o: Object) -> None:
         if self._forked:
@@ -403,11 +441,15 @@ class Broker(OfProcess):
                 return
             del self._held[o.key]
             self._loose[o.key] = None
-            if self._channel is not None:
-                try:
-                    self._release(self._channel, _until(self._timeout))
-                except Error:
-                    self._drop()  # the next broker is told
+            self._release_now()
+
+    def _release_now(self) -> None:
+        """Releases what is loose, unless the collector runs this within a request, or there is no broker: then it is released later."""
+        if self._loose and self._channel is not None and not self._asking:
+            try:
+                self._ask_alone(self._channel, lambda ch: self._release(ch, _until(self._timeout)))
+            except Error:
+                self._drop()  # the next broker is told
 
     def _release(self, ch: Channel, by: Optional[float] = None) -> None:
         for key in list(self._loose):
@@ -419,31 +461,42 @@ class Broker(OfProcess):
         """Does something on the connection, and again on the next one if it ended, which comes before a deadline."""
         self._check_process()
         while True:
-            if self._lock.acquire(timeout=_left(until)):
-                try:
-                    self._check_open()
-                    ch = self._channel
-                    if ch is not None:
-                        try:
-                            self._release(ch, _replied(until))  # what could not be mapped
-                            return do(ch)
-                        except _Denied as e:
-                            raise e.error from None
-                        except WaitTimeout as e:
-                            self._drop()  # a reply may be on its way
-                            raise WaitTimeout(f"the broker at {self._path!r} does not reply: {e.what}", "see whether it is stopped, or allow it more time") from None
-                        except Error:
-                            if not ch.ended:
-                                raise  # of this side: the broker's reply was read whole
-                            self._drop()  # memory may be on its way
-                        except BaseException:
-                            self._drop()  # Ctrl-C: a reply may be on its way
-                            raise
-                finally:
+            turn: List[bool] = []  # which is noted in the step in which it is taken
+            try:
+                turn.extend(map(self._lock.acquire, [True], [_left(until)]))
+                if not turn[0]:
+                    raise WaitTimeout(f"another call waits for the broker at {self._path!r}", _STOPPED)
+                self._check_open()
+                ch = self._channel
+                if ch is not None:
+                    try:
+                        self._ask_alone(ch, lambda ch: self._release(ch, _replied(until)))
+                        return self._ask_alone(ch, do)
+                    except _Denied as e:
+                        raise e.error from None
+                    except WaitTimeout as e:
+                        self._drop()  # a reply may be on its way
+                        raise WaitTimeout(f"the broker at {self._path!r} does not reply: {e.what}", _STOPPED) from None
+                    except Error:
+                        if not ch.ended:
+                            raise  # of this side: the broker's reply was read whole
+                        self._drop()  # memory may be on its way
+                    except BaseException:
+                        self._drop()  # Ctrl-C: a reply may be on its way
+                        raise
+            finally:
+                if turn and turn[0]:
                     self._lock.release()
             if _left(until) <= 0:
                 raise WaitTimeout(f"no broker serves {self._path!r}", "see whether its keeper starts another, or allow it more time")
             time.sleep(_FIRST_PAUSE)
+
+    def _ask_alone(self, ch: Channel, do: "Callable[[Channel], T]") -> "T":
+        self._asking = True
+        try:
+            return do(ch)
+        finally:
+            self._asking = False
 
     def _check_open(self) -> None:
         if self._closed:
@@ -481,11 +534,16 @@ class Broker(OfProcess):
             o.wanted = True
         return True
 
-    def _read_requests(self, ch: Channel) -> None:
-        """Takes what a broker asks while no request is outstanding."""
+    def _attend(self, ch: Channel) -> None:
+        """Takes what a broker asks while no request is outstanding, and releases what could not be released before."""
         with self._lock:
-            if self._channel is ch and _readable(ch, 0) and not self._is_request(ch.message()):
-                self._drop()  # it replies to nothing
+            if self._channel is not ch:
+                return
+            self._release_now()
+            if ch._messages or _readable(ch, 0):
+                m = self._ask_alone(ch, lambda ch: ch.message(_FIRST_PAUSE))  # there may be a part of a transfer that has failed, and no more
+                if not self._is_request(m):
+                    self._drop()  # it replies to nothing
 
     def _await(self, name: str, until: Optional[float], why: WritingError) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own, or until that ends."""
@@ -516,7 +574,7 @@ class Broker(OfProcess):
         ch.send(*_wire.encode("join", {"client": self._id}))
         by = _until(self._timeout)
         self._release(ch, by)
-        for key, of in self._held.items():
+        for key, of in list(self._held.items()):  # of which the collector may close some
             try:
                 self._ask(ch, "hold", {"key": key}, by=by)
             except _Denied as e:
@@ -539,7 +597,7 @@ class Broker(OfProcess):
             if ch is not None and not _hung_up(ch):
                 pause = _FIRST_PAUSE
                 with contextlib.suppress(Error):  # the connection has ended
-                    self._read_requests(ch)
+                    self._attend(ch)
                 continue
             with self._lock:
                 if self._channel is ch:
@@ -572,6 +630,11 @@ def _replied(until: Optional[float]) -> Optional[float]:
 def _left(until: Optional[float]) -> float:
     """Returns the seconds until a deadline."""
     return threading.TIMEOUT_MAX if until is None else max(0.0, until - time.monotonic())
+
+
+def _unanswered(e: BaseException) -> bool:
+    """Reports whether a request failed without a reply: its time was over, or it was interrupted."""
+    return isinstance(e, WaitTimeout) or not isinstance(e, (Error, _Denied))
 
 
 class _Denied(Exception):

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
+import gc
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
+import unittest
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, Tuple
 from unittest import mock
 
 import cuvmm
+from cuvmm import _wire, broker
+from cuvmm._conn import Conn
 from cuvmm._pieces import PIECE
-from cuvmm.imported import Channel
+from cuvmm.imported import Channel, Imported, Message
 
+from .interrupts import Interrupter
 from .serving import ServedTest
 from .support import await_that, environment
 
@@ -200,12 +207,104 @@ class BrokerTest(ServedTest):
         o.close()
         self.assertEqual([(x.name, x.holders) for x in b.list()], [("model", 0), ("other", 0)])
 
+    def test_what_comes_too_late_is_released(self) -> None:
+        """A broker that stands still has a request, and gives what nobody waits for any more."""
+        mine = self.connect()
+        with mine.writer("model", LIKE):
+            pass
+        calls: List[Callable[[cuvmm.Broker], Any]] = [
+            lambda b: b.attach("model", timeout=0.1), lambda b: b.writer("written", LIKE, alone=True, timeout=0.1), lambda b: b.keep("kept", 1, timeout=0.1)]
+        connections, ended = [self.connect() for _ in calls], []  # type: List[cuvmm.Broker], List[BaseException]
+        with self.broker_stands_still():
+            for t in [self.waiting(functools.partial(call, b), ended) for call, b in zip(calls, connections)]:
+                t.join(60)
+            self.assertEqual([type(e) for e in ended], [cuvmm.WaitTimeout] * len(calls))
+        await_that(lambda: [(x.name, x.holders) for x in mine.list()] == [("kept", 0), ("model", 0)], "nobody holds anything")
+        mine.writer("written", LIKE, alone=True).close()
+        mine.keep("kept", 1).close()
+
+    def test_what_cannot_be_mapped_is_released(self) -> None:
+        b, other = self.connect(), self.connect()
+        with b.writer("model", LIKE):
+            pass
+        with mock.patch.object(Imported, "map", side_effect=cuvmm.OutOfMemory("no room")), self.assertRaises(cuvmm.OutOfMemory):
+            b.attach("model")
+        await_that(lambda: [x.holders for x in other.list()] == [0], "nobody holds it")
+
+    def test_the_collector_closes_an_object_in_a_call(self) -> None:
+        b, other, receive = self.connect(), self.connect(), Conn.receive
+        with b.writer("model", LIKE):
+            pass
+
+        class Engine:
+            """Belongs to a cycle, as what has callbacks does."""
+
+            def __init__(self, model: cuvmm.Object) -> None:
+                self.model, self.itself = model, self
+
+            def __del__(self) -> None:
+                self.model.close()
+
+        Engine(b.attach("model"))
+
+        def collecting(conn: Conn, *args: Any) -> Any:
+            gc.collect()
+            return receive(conn, *args)
+
+        with mock.patch.object(Conn, "receive", collecting):
+            self.assertEqual([x.name for x in b.list()], ["model"])
+        self.assertEqual(b._held, {})
+        await_that(lambda: [x.holders for x in other.list()] == [0], "nobody holds it")
+
+    @unittest.skipIf(sys.version_info < (3, 11), "before Python 3.11 an interruption comes at other places, which no trace function finds")
+    def test_other_threads_go_on_after_ctrl_c(self) -> None:
+        b = self.connect()
+        found = Interrupter()
+        found.run(b.list)
+        places = [p for p in found.places if p[0].co_filename == broker.__file__]
+        self.assertGreater(len(places), 10)
+        for place in places:
+            with self.assertRaises(KeyboardInterrupt):
+                Interrupter(place).run(b.list)
+            failed: List[BaseException] = []
+            self.waiting(functools.partial(b.list, timeout=10), failed, 0).join(20)
+            self.assertEqual(failed, [], f"{place[0].co_name}+{place[1]}")
+
+    def test_a_commit_that_fails_gives_up(self) -> None:
+        b = self.connect()
+        with mock.patch.object(cuvmm.Broker, "_commit", side_effect=cuvmm.LostError("it was removed")), self.assertRaises(cuvmm.LostError):
+            with b.writer("model", LIKE):
+                pass
+        self.assertEqual(b._held, {})
+        self.connect().writer("model", LIKE, alone=True).close()
+
+    def test_messages_beside_calls(self) -> None:
+        """What arrived within a transfer is read, and what belongs to one that has failed keeps nobody waiting."""
+        b, looked = self.connect(), []  # type: cuvmm.Broker, List[Channel]
+        with b.writer("model", LIKE):
+            pass
+        with b.attach("model") as o:
+            assert b._channel is not None
+            with b._lock:
+                b._channel._messages = (Message(*_wire.encode("wanted", {"number": 0, "key": o.key}), []),)
+            await_that(lambda: o.wanted, "the message is read")
+
+        def readable(ch: Channel, _: int) -> bool:
+            looked.append(ch)
+            return True
+
+        with mock.patch.object(broker, "_readable", readable):
+            await_that(lambda: bool(looked), "the connection is looked at")
+            self.assertEqual([x.name for x in b.list(timeout=10)], ["model"])
+
     def test_closing_beside_a_broker_that_stands_still(self) -> None:
         b = self.connect()
         self.assertEqual(b.list(), [])
         with self.broker_stands_still():
             ended: List[BaseException] = []
             t = self.waiting(b.list, ended)
+            with self.assertRaisesRegex(cuvmm.WaitTimeout, "another call waits for the broker"):
+                b.list(timeout=0.1)
             b.close()
             t.join(5)
             self.assertEqual([type(e) for e in ended], [cuvmm.ClosedError])
@@ -221,7 +320,7 @@ class BrokerTest(ServedTest):
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def waiting(self, call: Callable[[], Any], ended: List[BaseException]) -> threading.Thread:
+    def waiting(self, call: Callable[[], Any], ended: List[BaseException], moment: float = 0.1) -> threading.Thread:
         """Makes a call that waits in a thread, which notes its error."""
         def wait() -> None:
             try:
@@ -231,7 +330,7 @@ class BrokerTest(ServedTest):
 
         t = threading.Thread(target=wait, daemon=True)
         t.start()
-        time.sleep(0.1)
+        time.sleep(moment)
         return t
 
     def test_closing_ends_calls_that_wait(self) -> None:
