@@ -221,7 +221,11 @@ func TestKillsOfPublishers(t *testing.T) {
 			require.NoError(t, err)
 			at = follower.Array().Ptr()
 		}
-		kill := time.AfterFunc(time.Duration(r.IntN(60))*time.Millisecond, func() { _ = c.Process.Kill() })
+		delay := time.Duration(r.IntN(60)) * time.Millisecond
+		kill := time.AfterFunc(delay, func() { _ = c.Process.Kill() })
+		if did == 0 {
+			kill.Stop() // until it has done something
+		}
 		if kills%4 == 1 {
 			if text, err := os.ReadFile(number); err == nil {
 				pid, err := strconv.Atoi(string(text))
@@ -240,6 +244,9 @@ func TestKillsOfPublishers(t *testing.T) {
 			}
 			will = x.Seed
 			if x.Did {
+				if did == 0 {
+					kill.Reset(delay)
+				}
 				did = x.Seed
 			}
 		}
