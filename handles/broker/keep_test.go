@@ -4,7 +4,6 @@ package broker_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -407,14 +406,17 @@ func TestAPublicationThatIsRemovedWhileItIsMade(t *testing.T) {
 
 // A client that gave up while its broker was replaced publishes nothing that it does not know of.
 func TestAKeepWhoseReplyIsLost(t *testing.T) {
-	for _, before := range []bool{false, true} {
-		t.Run(fmt.Sprintf("kept before %t", before), func(t *testing.T) {
+	for _, c := range []struct {
+		name              string
+		keptBefore, later bool
+	}{{name: "new memory"}, {name: "memory kept before", keptBefore: true}, {name: "given up without a broker", later: true}} {
+		t.Run(c.name, func(t *testing.T) {
 			peertest.NoLeak(t)
 			d := gputest.Software(t)
 			var h *house
 			limited, giveUp := context.WithCancel(t.Context())
 			armed := make(chan struct{}, 1)
-			replaced := make(chan struct{})
+			ended, start, started := make(chan struct{}), make(chan struct{}), make(chan struct{})
 			h = newHouse(t, d, broker.Options{Log: slog.New(logged(func(message string) {
 				if !strings.Contains(message, "publishes what is kept") {
 					return
@@ -425,23 +427,33 @@ func TestAKeepWhoseReplyIsLost(t *testing.T) {
 					return
 				}
 				b := h.b
-				giveUp()
+				if !c.later {
+					giveUp()
+				}
 				go func() {
-					h.replace()
-					close(replaced)
+					h.end()
+					close(ended)
 				}()
 				for !b.Ending() {
 					time.Sleep(time.Millisecond)
 				}
 			}))})
 			k, ctx := h.dial(), peertest.Context(t)
-			if before {
+			if c.keptBefore {
 				closed(t, keep(t, k, d, mib))
 			}
 			armed <- struct{}{}
+			go func() {
+				<-ended
+				giveUp()
+				<-start
+				h.start()
+				close(started)
+			}()
 			_, err := k.Keep(limited, d, "weights", broker.KeepOptions{Bytes: mib})
 			require.ErrorIs(t, err, context.Canceled)
-			<-replaced
+			close(start)
+			<-started
 			closed(t, keep(t, k, d, mib))
 			require.NoError(t, k.Remove(ctx, "weights", 0))
 			_, _, err = d.MemoryInfo() // the software driver closes what others held until now
