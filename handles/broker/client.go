@@ -193,8 +193,7 @@ func (k *Client) comeBack() *line {
 	held := maps.Clone(k.held)
 	// Once more for what was closed while the broker was told.
 	for first := true; err == nil && (first || len(k.loose) > 0); first = false {
-		loose := k.loose
-		k.loose = map[keeper.Key]struct{}{}
+		loose := maps.Clone(k.loose)
 		k.mu.Unlock()
 		for key := range loose {
 			err = errors.Join(err, tell(wire.BrokerRelease, key))
@@ -209,8 +208,8 @@ func (k *Client) comeBack() *line {
 		}
 		held = nil
 		k.mu.Lock()
-		if err != nil {
-			maps.Copy(k.loose, loose)
+		if err == nil {
+			maps.DeleteFunc(k.loose, func(key keeper.Key, _ struct{}) bool { _, told := loose[key]; return told })
 		}
 	}
 	if err != nil {
@@ -382,8 +381,8 @@ func lineOver(l *line, err error) bool {
 }
 
 // Close disconnects. Calls that wait return cuda.ErrClosed, and what is on its way to them is given back. Objects and
-// writers must be closed before (cuda.ErrInUse). A broker that is away is told no more what was closed meanwhile, and may
-// count it, or keep a publication from its next publisher, until the process has ended.
+// writers must be closed before (cuda.ErrInUse). A broker that stays away for longer than a second is not told what was closed
+// meanwhile: it may count that, or keep a publication from its next publisher, until the process has ended.
 func (k *Client) Close() error {
 	const op = "broker.Client.Close"
 	if err := k.made(op); err != nil {
@@ -393,6 +392,7 @@ func (k *Client) Close() error {
 		return err
 	}
 	k.closer.Life.Close()
+	k.settle()
 	k.endAll()
 	return k.closer.Close(func() error {
 		cut := time.AfterFunc(releaseWait, func() { _ = k.line().c.Close() }) // a broker that does not reply
@@ -403,6 +403,25 @@ func (k *Client) Close() error {
 		}
 		return k.line().c.Close()
 	})
+}
+
+// settle waits a moment for a broker that learns what was closed while there was none.
+func (k *Client) settle() {
+	for limit := time.After(releaseWait); ; {
+		k.mu.Lock()
+		owes, changed := len(k.loose) > 0, k.changed
+		k.mu.Unlock()
+		if !owes {
+			return
+		}
+		select {
+		case <-changed:
+		case <-k.ctx.Done():
+			return
+		case <-limit:
+			return
+		}
+	}
 }
 
 // unused refuses to close a client that has objects.

@@ -99,3 +99,25 @@ func TestCloseDoesNotWaitForABrokerThatDoesNotReply(t *testing.T) {
 	require.ErrorIs(t, <-ended, cuda.ErrClosed)
 	closed(t, far)
 }
+
+// What was closed while no broker served is told to the next one, if that comes within a moment.
+func TestCloseTellsTheNextBroker(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{})
+	k := h.dial()
+	w := keep(t, k, d, mib)
+	h.end()
+	closed(t, w)
+	ended := make(chan error, 1)
+	go func() { ended <- k.Close() }()
+	h.start()
+	require.NoError(t, <-ended)
+	other, ctx := h.dial(), peertest.Context(t)
+	w, err := other.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib})
+	require.NoError(t, err)
+	closed(t, w)
+	require.NoError(t, other.Remove(ctx, "weights", 0))
+	_, _, err = d.MemoryInfo()
+	require.NoError(t, err)
+}
