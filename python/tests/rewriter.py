@@ -4,7 +4,6 @@ The commands are those of tests/peer for this, about the publication "table".
 """
 
 import sys
-import time
 from typing import Optional, Tuple
 
 import cuvmm
@@ -79,7 +78,7 @@ def main() -> None:
                     rewrite(published)
                     n += 1
                 published.settle(60)
-                time.sleep(0.002)  # in which the words tell that the last generation is complete
+                published.finish()  # the words tell that the last generation is complete
             elif what == "exclude":
                 rewrite(published, 0.05)
             elif what == "half":

@@ -303,6 +303,7 @@ class BrokerTest(ServedTest):
         with self.broker_stands_still():
             ended: List[BaseException] = []
             t = self.waiting(b.list, ended)
+            await_that(lambda: b._asking, "the call waits")
             with self.assertRaisesRegex(cuvmm.WaitTimeout, "another call waits for the broker"):
                 b.list(timeout=0.1)
             b.close()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/vmm"
 )
 
@@ -38,11 +39,12 @@ func (p *program) rewrite(ctx context.Context, times int, o publish.RewriteOptio
 			return err
 		}
 	}
-	if err := p.shown["table"].Settle(ctx); err != nil {
-		return err
-	}
-	time.Sleep(2 * time.Millisecond) // in which the words tell that the last generation is complete
-	return nil
+	return p.told(ctx)
+}
+
+// told waits until the followers have all that was announced of "table", and the words tell that it is complete.
+func (p *program) told(ctx context.Context) error {
+	return errors.Join(p.shown["table"].Settle(ctx), core.SystemOf(p.dev).WaitAll("tests/peer"))
 }
 
 // sleep suspends the memory of "table" with its followers, between two rewritings.
@@ -71,7 +73,7 @@ func (p *program) turn(ctx context.Context, times int) error {
 			return err
 		}
 	}
-	return table.Settle(ctx)
+	return p.told(ctx)
 }
 
 func (p *program) half(which int) error {
