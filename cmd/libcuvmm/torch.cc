@@ -9,6 +9,7 @@
 // headers can throw PyTorch's own error instead: see cuvmm_torch_throw_with.
 #include "front.h"
 
+#include <signal.h>
 #include <sys/types.h>
 
 #include <atomic>
@@ -351,7 +352,16 @@ void cuvmm_torch_release(int device, Mempool id) {
 }
 
 // cuvmm_torch_ending says that the process is about to end: what would be freed from now
-// on goes with it.
-void cuvmm_torch_ending(void) { state.ending = true; }
+// on goes with it. The calling thread, Python's main one, gets an alternate signal stack for later
+// calls: Go's runtime goes on with one that it finds, and Python frees that of faulthandler before
+// the process has ended.
+void cuvmm_torch_ending(void) {
+	if (state.ending.exchange(true)) return;
+	alignas(16) static char stack[64 << 10];
+	stack_t own{};
+	own.ss_sp = stack;
+	own.ss_size = sizeof stack;
+	sigaltstack(&own, nullptr);
+}
 
 }  // extern "C"

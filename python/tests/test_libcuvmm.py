@@ -507,6 +507,38 @@ class Library(unittest.TestCase):
             self.assertEqual(done.returncode, -signal.SIGSEGV, done.stderr)
             self.assertIn("Fatal Python error: Segmentation fault", done.stderr)
 
+    def test_a_call_when_the_interpreter_has_ended(self) -> None:
+        """Python has freed the alternate signal stack on which Go's runtime took the main thread's signals. The call is long enough for one."""
+        compiler = shutil.which("cc") or lacks("cc")
+        with tempfile.TemporaryDirectory(prefix="cuvmm-") as folder:
+            source, late = os.path.join(folder, "late.c"), os.path.join(folder, "late.so")
+            with open(source, "w") as f:
+                f.write(textwrap.dedent("""
+                    #include <stdint.h>
+                    #include <stdio.h>
+                    #include <stdlib.h>
+                    static int32_t (*crc32c)(const void *, size_t, uint32_t *, void *);
+                    static void call(void) {
+                        size_t n = 256 << 20;
+                        uint32_t sum;
+                        void *bytes = calloc(1, n);
+                        for (int i = 0; i < 8; i++)
+                            if (crc32c(bytes, n, &sum, NULL) != 0) abort();
+                        puts("called");
+                    }
+                    void at_exit(void *f) { *(void **)&crc32c = f; atexit(call); }
+                """))
+            subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", late, source], check=True)
+            code = f"""
+                import atexit, ctypes, os
+                lib = ctypes.CDLL(os.environ["CUVMM_LIBCUVMM"])
+                atexit.register(lib.cuvmm_torch_ending)
+                assert lib.cuvmm_crc32c(b"abc", ctypes.c_size_t(3), ctypes.byref(ctypes.c_uint32()), None) == 0
+                ctypes.CDLL({late!r}).at_exit(ctypes.cast(lib.cuvmm_crc32c, ctypes.c_void_p))
+            """
+            done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)], env=environment(), capture_output=True, text=True, timeout=120)
+        self.assertEqual((done.returncode, done.stdout), (0, "called\n"), done.stderr)
+
     def test_a_child_of_fork_that_crashes_ends(self) -> None:
         done = self.run_python("""
             pid = os.fork()
