@@ -32,6 +32,8 @@ type Client struct {
 	ctx     context.Context // ends with closing, and when a client that does not come back is cut off
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+	// waits and commits are taken by requests that go on at the broker, which allows maxAwaits.
+	waits, commits wait.Slot
 
 	mu      sync.Mutex
 	now     *line
@@ -124,7 +126,7 @@ func NewClient(ctx context.Context, c *peer.Conn) (*Client, error) {
 }
 
 func newClient(ctx context.Context, c *peer.Conn) (*Client, error) {
-	k := &Client{changed: make(chan struct{}), held: map[keeper.Key]map[*Object]struct{}{}, loose: map[keeper.Key]struct{}{}}
+	k := &Client{waits: make(wait.Slot, maxAwaits/2), commits: make(wait.Slot, maxAwaits/4), changed: make(chan struct{}), held: map[keeper.Key]map[*Object]struct{}{}, loose: map[keeper.Key]struct{}{}}
 	_, _ = rand.Read(k.number[:]) // never fails
 	if err := k.hello(ctx, c); err != nil {
 		_ = c.Close()
@@ -327,6 +329,20 @@ func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
 	return l.next(ctx, op, replies)
 }
 
+// await is do of a request that goes on at the broker, and need not once the context has ended.
+func (l *line) await(ctx context.Context, op string, r request) (reply, error) {
+	number, replies, err := l.request(ctx, r)
+	if err != nil {
+		return reply{}, err
+	}
+	defer l.abandon(number)
+	got, err := l.next(ctx, op, replies)
+	if err != nil && ctx.Err() != nil {
+		_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
+	}
+	return got, err
+}
+
 // made refuses a client that no function has made.
 func (k *Client) made(op string) error {
 	if k == nil || k.ctx == nil {
@@ -484,18 +500,25 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 	})
 }
 
-// await waits until a name is sealed, or nobody writes it. what is what it waits for.
+// awaitPause is the pause of a call that waits beside many others.
+const awaitPause = 20 * time.Millisecond
+
+// await waits until a name is sealed, or nobody writes it, or for a moment beside many other calls that wait: others
+// may wait for longer. what is what it waits for.
 func (k *Client) await(ctx context.Context, op, name, what string) error {
+	const hint = "see what that process does: Client.List names it"
+	if !k.waits.Try() {
+		if wait.Sleep(ctx, awaitPause) {
+			return nil
+		}
+		return errs.PeerWait(ctx, op, what, hint)
+	}
+	defer k.waits.Give()
 	return k.on(ctx, op, func(ctx context.Context, l *line) error {
-		number, replies, err := l.request(ctx, request{kind: wire.BrokerAwait, name: name})
-		if err != nil {
-			return err
+		_, err := l.await(ctx, op, request{kind: wire.BrokerAwait, name: name})
+		if err != nil && ctx.Err() != nil {
+			err = errs.PeerWait(ctx, op, what, hint)
 		}
-		if _, err = l.next(ctx, op, replies); err != nil && ctx.Err() != nil {
-			_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
-			err = errs.PeerWait(ctx, op, what, "see what that process does: Client.List names it")
-		}
-		l.abandon(number)
 		return err
 	})
 }

@@ -33,7 +33,8 @@ func (s *session) commit(ctx context.Context, op string, r *request) error {
 	late := s.later(ctx, r.number, func(within context.Context) error {
 		for errors.Is(err, errSealing) {
 			if !b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
-				return r.manifest.Close()
+				_ = r.manifest.Close()
+				return s.committed(ctx, r, 0, errs.Peer(op, peer.ErrGone, "the client, which does not wait", ""))
 			}
 			o, record, version, err = s.beginCommit(op, r)
 		}

@@ -25,7 +25,7 @@ func TestACommitBehindOneThatFails(t *testing.T) {
 	b, err := New(t.Context(), d.System(), Options{
 		Authorize: func(Caller, string) Grant { return Grant{Access: publish.WriteAccess, Copy: true} },
 		Copy: func() *exec.Cmd {
-			return exec.Command("sh", "-c", `until test -e "$0"; do sleep 0.01; done; exit 1`, fail)
+			return failsOnce(fail)
 		},
 	})
 	require.NoError(t, err)
@@ -49,6 +49,24 @@ func TestACommitBehindOneThatFails(t *testing.T) {
 		require.EqualValues(t, i, got.number)
 		require.ErrorContains(t, got.err("test"), "the process that copies ended: exit status 1")
 	}
+
+	// Of those that wait as many as it likes are cancelled.
+	require.NoError(t, os.Remove(fail))
+	x.send((&request{kind: wire.BrokerCommit, number: 3, key: create.key, manifest: manifest}).pack())
+	for i := range uint32(2 * maxAwaits) {
+		x.send((&request{kind: wire.BrokerCommit, number: 10 + i, key: create.key, manifest: manifest}).pack())
+		x.send((&request{kind: wire.BrokerCancel, number: 10 + i}).pack())
+		m, err := x.c.Receive(peertest.Context(t))
+		require.NoError(t, err)
+		got, err := parseReply(m)
+		require.NoError(t, err)
+		require.Equal(t, 10+i, got.number)
+		require.ErrorContains(t, got.err("test"), "which does not wait")
+		require.Equal(t, wire.BrokerStatus, x.ask(request{kind: wire.BrokerAsk}).kind)
+	}
+	require.NoError(t, os.WriteFile(fail, nil, 0o600))
+	_, err = x.c.Receive(peertest.Context(t))
+	require.NoError(t, err)
 	require.NoError(t, manifest.Close())
 	require.NoError(t, memory.Close())
 	require.NoError(t, x.c.Close())

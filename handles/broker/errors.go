@@ -8,13 +8,13 @@ import "errors"
 var (
 	// ErrUnknown: there is no object of that name, or of that version of it.
 	ErrUnknown = errors.New("no such object")
-	// ErrWriting: another process is writing the object, and has not committed it.
+	// ErrWriting: another process is writing the object, and has not committed it, or publishes what is kept under the name.
 	ErrWriting = errors.New("being written")
 	// ErrExists: there is an object of that name already.
 	ErrExists = errors.New("there already")
 	// ErrLimit: the broker's memory, or this user's part of it, does not suffice.
 	ErrLimit = errors.New("limit reached")
 	// ErrLost: the broker no longer has the object: it was removed, or keeper and broker ended. The
-	// memory stays mapped in this process.
+	// memory stays mapped in this process. Of Create and Keep: it was removed while it was made, so ask again.
 	ErrLost = errors.New("no longer kept")
 )

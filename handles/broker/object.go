@@ -420,9 +420,17 @@ func (w *Writer) Commit(ctx context.Context, m *handles.Manifest, streams ...*cu
 		return nil, err
 	}
 	defer func() { _ = f.Close() }()
+	k := w.o.k
+	if !k.commits.Take(ctx, k.closing.Done()) {
+		if k.closing.Err() != nil {
+			return nil, errs.PeerClosed(op, "client")
+		}
+		return nil, errs.PeerWait(ctx, op, "other commits of this client are not done", "commit again, or close the writer")
+	}
+	defer k.commits.Give()
 	var done reply
-	err = w.o.k.on(ctx, op, func(ctx context.Context, l *line) (err error) {
-		done, err = l.do(ctx, op, request{kind: wire.BrokerCommit, key: w.o.key, manifest: f})
+	err = k.on(ctx, op, func(ctx context.Context, l *line) (err error) {
+		done, err = l.await(ctx, op, request{kind: wire.BrokerCommit, key: w.o.key, manifest: f})
 		return err
 	})
 	if err != nil {

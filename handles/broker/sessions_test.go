@@ -3,11 +3,20 @@
 package broker
 
 import (
+	"context"
+	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/test/gputest"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sync/errgroup"
 )
 
 // A user who connects as often as it can leaves room for the others.
@@ -30,4 +39,115 @@ func TestAUserLeavesRoomForOthers(t *testing.T) {
 	require.NoError(t, b.enter(other))
 	b.leave(another)
 	require.NotContains(t, b.ofUser, uint32(another))
+}
+
+// As many calls of one client may wait as it likes.
+func TestManyCallsWait(t *testing.T) {
+	peertest.NoLeak(t)
+	b, d := newBroker(t)
+	near, far := peertest.Pair(t, peer.Options{})
+	go func() { _ = b.ServeConn(context.Background(), far) }()
+	k, err := NewClient(peertest.Context(t), near)
+	require.NoError(t, err)
+	ctx := peertest.Context(t)
+	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
+	require.NoError(t, err)
+	var calls errgroup.Group
+	for range 3 * maxAwaits {
+		calls.Go(func() error {
+			o, err := k.Attach(ctx, d, "w", AttachOptions{Wait: true})
+			if err != nil {
+				return err
+			}
+			return o.Close()
+		})
+	}
+	limited, cancel := context.WithCancel(ctx)
+	for range maxAwaits {
+		calls.Go(func() error {
+			if err := k.await(limited, "test", "w", "it"); err != nil && limited.Err() == nil {
+				return err
+			}
+			return nil
+		})
+	}
+	_, err = k.List(ctx)
+	require.NoError(t, err)
+	cancel()
+	_, err = k.List(ctx)
+	require.NoError(t, err)
+	o, err := w.Commit(ctx, nil)
+	require.NoError(t, err)
+	require.NoError(t, calls.Wait())
+	require.NoError(t, o.Close())
+	require.NoError(t, k.Close())
+}
+
+// As many objects of one client may be committed at once, and copied.
+func TestManyCommits(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	b, err := New(t.Context(), d.System(), Options{
+		Authorize: func(Caller, string) Grant { return Grant{Access: publish.WriteAccess, Copy: true} },
+		Copy:      func() *exec.Cmd { return exec.Command("sh", "-c", "sleep 0.02; exit 1") },
+	})
+	require.NoError(t, err)
+	near, far := peertest.Pair(t, peer.Options{})
+	go func() { _ = b.ServeConn(context.Background(), far) }()
+	k, err := NewClient(peertest.Context(t), near)
+	require.NoError(t, err)
+	ctx := peertest.Context(t)
+	var all [maxAwaits + 8]*Writer
+	for i := range all {
+		all[i], err = k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
+		require.NoError(t, err)
+	}
+	var commits errgroup.Group
+	for _, w := range all {
+		commits.Go(func() error {
+			if _, err := w.Commit(ctx, nil); err == nil || !strings.Contains(err.Error(), "the process that copies ended") {
+				return fmt.Errorf("another error, or none: %w", err)
+			}
+			return w.Close()
+		})
+	}
+	require.NoError(t, commits.Wait())
+	require.NoError(t, k.Close())
+	require.NoError(t, b.Close())
+}
+
+// A commit may be given up and tried again as often, while the object is copied.
+func TestACommitThatIsTriedAgain(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	fail := t.TempDir() + "/fail"
+	b, err := New(t.Context(), d.System(), Options{
+		Authorize: func(Caller, string) Grant { return Grant{Access: publish.WriteAccess, Copy: true} },
+		Copy:      func() *exec.Cmd { return failsOnce(fail) },
+	})
+	require.NoError(t, err)
+	near, far := peertest.Pair(t, peer.Options{})
+	go func() { _ = b.ServeConn(context.Background(), far) }()
+	k, err := NewClient(peertest.Context(t), near)
+	require.NoError(t, err)
+	ctx := peertest.Context(t)
+	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
+	require.NoError(t, err)
+	for range 2 * maxAwaits {
+		limited, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
+		_, err = w.Commit(limited, nil)
+		cancel()
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+	}
+	require.NoError(t, os.WriteFile(fail, nil, 0o600))
+	_, err = w.Commit(ctx, nil)
+	require.ErrorContains(t, err, "the process that copies ended")
+	require.NoError(t, w.Close())
+	require.NoError(t, k.Close())
+	require.NoError(t, b.Close())
+}
+
+// failsOnce returns a process that fails once a file is there.
+func failsOnce(file string) *exec.Cmd {
+	return exec.Command("sh", "-c", `until test -e "$0"; do sleep 0.01; done; exit 1`, file)
 }
