@@ -27,6 +27,7 @@ _CREDENTIALS = struct.Struct("iII")
 _ANCILLARY = socket.CMSG_SPACE(_packet.FILES * array.array("i").itemsize)
 _REFUSAL_WAIT = 0.1
 _NAME = 80
+_LONGEST_WAIT = 2_000_000.0  # seconds, of which a poll takes some more, in milliseconds: longer is for ever
 TIMEOUT = 10.0
 #: Seconds between attempts to connect, or to follow again. Each pause is twice the one before.
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
@@ -80,7 +81,7 @@ def _await(fd: int, event: int, until: Optional[float]) -> bool:
 
 def _poll(p: "select.poll", until: Optional[float]) -> bool:
     left = None if until is None else max(0.0, until - time.monotonic())
-    return bool(p.poll(None if left is None else int(left * 1000) + 1))
+    return bool(p.poll(None if left is None or left > _LONGEST_WAIT else int(left * 1000) + 1))
 
 
 class Conn(OfProcess):
@@ -228,7 +229,7 @@ class Conn(OfProcess):
         until = _deadline(timeout)
         turn: List[bool] = []  # which is noted in the step in which it is taken
         try:
-            turn.extend(map(self._receiving.acquire, [True], [-1 if timeout is None else timeout]))
+            turn.extend(map(self._receiving.acquire, [True], [-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)]))
             if not turn[0]:
                 raise WaitTimeout("another thread is receiving", "try again")
             if not self._in.pending():

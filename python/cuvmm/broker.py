@@ -629,7 +629,7 @@ def _replied(until: Optional[float]) -> Optional[float]:
 
 def _left(until: Optional[float]) -> float:
     """Returns the seconds until a deadline."""
-    return threading.TIMEOUT_MAX if until is None else max(0.0, until - time.monotonic())
+    return threading.TIMEOUT_MAX if until is None else min(max(0.0, until - time.monotonic()), threading.TIMEOUT_MAX)
 
 
 def _unanswered(e: BaseException) -> bool:

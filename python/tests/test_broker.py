@@ -207,6 +207,13 @@ class BrokerTest(ServedTest):
         o.close()
         self.assertEqual([(x.name, x.holders) for x in b.list()], [("model", 0), ("other", 0)])
 
+    def test_timeouts_of_any_length(self) -> None:
+        b = self.connect()
+        for timeout in (30 * 86400.0, 1e9, float("inf")):
+            self.assertEqual(b.list(timeout), [])
+            b.keep("kept", 1, wait=True, timeout=timeout).close()
+            b.remove("kept", timeout=timeout)
+
     def test_what_comes_too_late_is_released(self) -> None:
         """A broker that stands still has a request, and gives what nobody waits for any more."""
         mine = self.connect()
