@@ -258,6 +258,7 @@ class Sharing(DriverTest):
         dev = _driver.device(0)
         for name, end in (("withdraw", lambda: self.table.withdraw()), ("close", lambda: self.server.close())):
             with self.subTest(name), tempfile.TemporaryDirectory() as self.folder:
+                await_that(lambda: not [t for t in threading.enumerate() if t.name == "cuvmm session"], "no page is given back while a stream waits, for which that would wait")
                 self.publish()
                 undo = Undo()
                 page, _ = _page.make_page(dev, undo)
