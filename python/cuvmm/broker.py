@@ -701,6 +701,7 @@ def attach(name: str, device: int = 0, *, version: int = 0, wait: bool = False, 
     return _broker().attach(name, device, version=version, wait=wait, timeout=timeout)
 
 
-def writer(name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False) -> Writer:
+def writer(name: str, like: Mapping[str, Any], device: int = 0, *, ephemeral: bool = False, alone: bool = False, digests: bool = False,
+           timeout: Optional[float] = None) -> Writer:
     """:meth:`Broker.writer` by the default broker's socket, to which the process stays connected."""
-    return _broker().writer(name, like, device, ephemeral=ephemeral, alone=alone, digests=digests)
+    return _broker().writer(name, like, device, ephemeral=ephemeral, alone=alone, digests=digests, timeout=timeout)
