@@ -24,8 +24,14 @@ func (f *follower) next(ctx context.Context, streams []*cuda.Stream) error {
 		return err
 	}
 	release() // and checked again when there is something to show
-	if !f.nexts.Take(ctx, f.ctx.Done()) {
-		return f.notNext(ctx, op)
+	if !f.nexts.Try() {
+		// The call whose turn it is may wait for an announcement, and the publisher for these streams before that.
+		if err := f.endHolds(op, streams, false); err != nil {
+			return err
+		}
+		if !f.nexts.Take(ctx, f.ctx.Done()) {
+			return f.notNext(ctx, op)
+		}
 	}
 	defer f.nexts.Give()
 	err = f.nextInTurn(ctx, op, streams)
