@@ -300,15 +300,16 @@ func (s *subscription) spoil() {
 func (s *subscription) inherit() { s.move(eventInherit) }
 
 // heritage returns what TakeOver goes on with, and whether it may. w are the last values of
-// the words of a publisher whose process has ended: it may have gone on without the follower
-// after the connection's end.
+// the words of a publisher whose process has ended: it may have begun to rewrite, or gone on without
+// the follower, after the connection's end.
 func (s *subscription) heritage(w seen) (from legacy, may bool) {
-	from = legacy{last: s.last(), flux: s.flux, cut: s.cut, torn: w.cut == cutLeft}
+	from = legacy{last: s.last(), flux: max(s.flux, w.flux), cut: max(s.cut, w.cut)}
+	from.torn = w.cut == cutLeft || from.last.generation > 0 && from.last.generation <= w.flux
 	from.away = s.away
 	if from.last.generation == 0 && s.torn.generation > 0 {
 		from.last, from.torn = s.torn, true
 	}
-	if s.cut > lastGeneration {
+	if from.cut > lastGeneration {
 		from.cut = from.last.generation
 	}
 	return from, transitions[s.phase][eventAdopt] != 0

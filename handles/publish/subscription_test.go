@@ -458,6 +458,21 @@ func TestAnUnfinishedVersionBehindARewriting(t *testing.T) {
 	}
 }
 
+// A publisher may see the end of a connection later than its follower, and rewrite meanwhile: what it began then
+// is not whole for the next one.
+func TestARewritingThatBeganAfterTheConnectionsEnd(t *testing.T) {
+	s := newSubscription()
+	s.arrive(version{generation: 1, ordered: 1, length: 4}, 1)
+	s.lose(errors.New("gone"), seen{complete: 1})
+	require.EqualValues(t, 1, s.last().generation)
+	from, _ := s.heritage(seen{intent: 1, flux: 1})
+	require.True(t, from.torn)
+	require.EqualValues(t, 1, from.flux)
+	from, _ = s.heritage(seen{cut: 1})
+	require.False(t, from.torn)
+	require.EqualValues(t, 1, from.cut)
+}
+
 // Of a publisher whose work is stalled a bounded number of versions is kept: among them the
 // last that is complete, and the last.
 func TestWhatIsKeptOfAStalledPublisher(t *testing.T) {
