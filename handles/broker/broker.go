@@ -71,7 +71,8 @@ type Options struct {
 	// asked to release them (Object.Wanted). 0 is a second.
 	Ask time.Duration
 	// Copy makes the command of a process that copies what is committed under a Grant with Copy. Its descriptor 3
-	// is the connection for [RunCopy], which it calls, and then ends. Nil refuses such objects.
+	// is the connection for [RunCopy], which it calls, and then ends. Nil refuses such objects; a panic, or a nil
+	// command, fails the commit.
 	Copy func() *exec.Cmd
 	// Warning returns what an administrator should know of the broker's configuration, for Status.Warning. Nil
 	// and "" are nothing.
@@ -411,5 +412,12 @@ func (b *Broker) unuse(f *files) {
 // grant returns what a caller may do with objects of a name.
 func (b *Broker) grant(c Caller, name string) (g Grant) {
 	core.Hook(b.o.Log, "broker.Options.Authorize", func() { g = b.o.Authorize(c, name) })
+	if counts := g.Quota.Counts; counts != nil {
+		g.Quota.Counts = func(name string) bool {
+			is := true
+			core.Hook(b.o.Log, "broker.Quota.Counts", func() { is = counts(name) })
+			return is
+		}
+	}
 	return g
 }

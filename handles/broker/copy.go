@@ -6,12 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles"
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/core"
 	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/wire"
 )
@@ -28,11 +30,16 @@ func (b *Broker) copied(op string, from handles.Descriptor, of []*peer.FD, to ha
 	}
 	ctx, cancel := context.WithTimeout(b.ctx, copyTimeout)
 	defer cancel()
-	p := b.o.Copy()
+	var p *exec.Cmd
+	core.Hook(b.o.Log, "broker.Options.Copy", func() { p = b.o.Copy() })
+	if p == nil {
+		p = &exec.Cmd{Err: errors.New("Options.Copy returned no command")}
+	}
 	p.ExtraFiles = append([]*os.File{theirs}, p.ExtraFiles...)
 	err = p.Start()
 	_ = theirs.Close() // else the end of the process would go unnoticed
 	if err == nil {
+		defer context.AfterFunc(ctx, func() { _ = p.Process.Kill() })() // it may not end after its reply, either
 		err = c.Send(ctx, peer.Message{Kind: wire.BrokerHello, Body: from.Device[:]})
 		if err == nil {
 			err = handles.SendFDs(ctx, c, from, of)

@@ -24,7 +24,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// copierRole is the process of Options.Copy, which begins once a file is there: copier FOLDER FILE.
+// copierRole is the process of Options.Copy, which begins once a file is there: copier FOLDER FILE. With the name of
+// another file it makes that when it has replied, and stays.
 func copierRole(args []string) error {
 	for _, err := os.Stat(args[1]); err != nil; _, err = os.Stat(args[1]) {
 		time.Sleep(time.Millisecond)
@@ -37,7 +38,12 @@ func copierRole(args []string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(broker.RunCopy(context.Background(), sys, c), c.Close(), sys.Close())
+	err = errors.Join(broker.RunCopy(context.Background(), sys, c), c.Close(), sys.Close())
+	if err == nil && len(args) > 2 {
+		err = os.WriteFile(args[2], nil, 0o600)
+		time.Sleep(time.Hour)
+	}
+	return err
 }
 
 // newCopies is a house whose broker copies what is committed, by the command.
@@ -97,6 +103,40 @@ func TestWhatIsCommittedIsCopied(t *testing.T) {
 	closed(t, got)
 	require.NoError(t, reader.Remove(ctx, "w", 0))
 	require.Equal(t, before, used(t, sys))
+	t.Cleanup(func() { require.NoError(t, sys.Close()) })
+}
+
+// A process that copies and does not end keeps no broker from ending, and the next one copies.
+func TestAProcessThatCopiesAndStays(t *testing.T) {
+	peertest.NoLeak(t)
+	folder := t.TempDir()
+	sys, err := open(folder)
+	require.NoError(t, err)
+	d := sys.Devices()[0]
+	replied := folder + "/replied"
+	command := func() *exec.Cmd { return as("copier", folder, folder, replied) }
+	h := newCopies(t, d, &command, io.Discard)
+	k := h.dial()
+	ctx := peertest.Context(t)
+	w, err := k.Create(ctx, d, "w", broker.CreateOptions{Bytes: kib64})
+	require.NoError(t, err)
+	ended := make(chan error, 1)
+	go func() {
+		o, err := w.Commit(ctx, nil)
+		if err == nil {
+			err = o.Close()
+		}
+		ended <- err
+	}()
+	require.Eventually(t, func() bool {
+		_, err := os.Stat(replied)
+		return err == nil
+	}, peertest.Guard, time.Millisecond)
+	h.end()
+	command = func() *exec.Cmd { return as("copier", folder, folder) }
+	h.start()
+	require.NoError(t, <-ended)
+	require.NoError(t, k.Remove(ctx, "w", 0))
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 }
 

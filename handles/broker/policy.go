@@ -43,7 +43,7 @@ type Grant struct {
 type Quota struct {
 	// Bytes are of their memory, and Descriptors how many files keeper and broker have of them.
 	Bytes, Objects, Descriptors int
-	// Counts reports whether objects of a name count. Nil counts all.
+	// Counts reports whether objects of a name count. Nil counts all, and so does a panic. It must not call the broker.
 	Counts func(name string) bool
 }
 
