@@ -393,10 +393,12 @@ func (b *books) end(o *object) []*object {
 	return []*object{o}
 }
 
-// discard forgets an object whose memory could not be made, or that ended meanwhile.
+// discard forgets an object whose memory could not be made, or that ended meanwhile: no process has it.
 func (b *books) discard(o *object) []*object {
 	clear(o.holders)
-	return b.end(o)
+	delete(b.objects, o.key)
+	o.State = ended
+	return []*object{o}
 }
 
 // remove ends the sealed objects of a name, or one version, or the publication of that name.

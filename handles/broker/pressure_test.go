@@ -3,6 +3,7 @@
 package broker_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -156,6 +157,35 @@ func TestPressure(t *testing.T) {
 		closed(t, secret)
 		require.NoError(t, k.Remove(peertest.Context(t), "secret", 0))
 	})
+}
+
+// Memory of a publication that a device had no room for counts no more, also while clients of the last broker may
+// come back: it is made once a holder has let go.
+func TestPressureOfAPublication(t *testing.T) {
+	peertest.NoLeak(t)
+	_, sys := sim.Open(t, sim.Options{Devices: []sim.DeviceOptions{{Memory: 64 * mib}}})
+	d := sys.Devices()[0]
+	h := newHouse(t, d, broker.Options{Return: time.Hour, Ask: peertest.Guard})
+	k, ctx := h.dial(), peertest.Context(t)
+	w, err := k.Create(ctx, d, "written", broker.CreateOptions{Bytes: mib})
+	require.NoError(t, err)
+	h.replace()
+	closed(t, w)
+	cache := write(t, k, d, "cache", 40*mib, 1, broker.CreateOptions{Ephemeral: true})
+	let := make(chan error)
+	go func() {
+		<-cache.Wanted()
+		let <- errors.Join(cache.Close(), k.Remove(ctx, "cache", 0))
+	}()
+	other := h.dial()
+	kept, err := other.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: 40 * mib})
+	require.NoError(t, err)
+	require.NoError(t, <-let)
+	closed(t, kept)
+	require.NoError(t, k.Remove(ctx, "weights", 0))
+	s, err := k.Status(ctx)
+	require.NoError(t, err)
+	require.Zero(t, s.Objects+s.Publications)
 }
 
 // A broker says how it is.
