@@ -23,7 +23,7 @@ type request struct {
 	kind uint16
 	// number is the client's, of this request.
 	number uint32
-	key    keeper.Key // create, keep, commit, attach (of the transfer's hold), hold, release
+	key    keeper.Key // create, keep, commit, hold, release
 	name   string     // create, keep, attach, remove, await
 	// version is that to attach or to remove; 0 is the newest, or all.
 	version          uint64

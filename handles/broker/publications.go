@@ -23,9 +23,9 @@ func (b *books) keptAs(name string) *object {
 	return nil
 }
 
-// awaited reports whether what is kept will be given to another client, once its publisher has ended.
+// awaited reports whether what is kept will be given to another client, once it is made, or its publisher has ended.
 func (b *books) awaited(o *object) bool {
-	return o.State == kept && !o.Free && (!o.unseen || b.returning)
+	return o.State == kept && (o.making || !o.Free && (!o.unseen || b.returning))
 }
 
 // keep makes a client the publisher of what is kept under a name, or of what is added: chunks of those sizes. A
@@ -43,6 +43,7 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 	case o == nil:
 		return b.add(op, asked.key, r, sizes, q)
 	case !o.Free && o.Request == asked.key && o.Writer == r.Writer:
+		o.unseen = false
 		return o, nil
 	case !o.Free && !b.awaited(o):
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("the end of process %d, which publishes %q and is not connected", o.PID, r.Name),

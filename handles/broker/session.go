@@ -303,6 +303,12 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 		return nil, err
 	}
 	o, of, g, err := s.enter(op, r, sizes, may.Quota)
+	for errors.Is(err, errMaking) {
+		if !b.await(b.ctx, func() bool { return !o.making }) {
+			return nil, b.ending()
+		}
+		o, of, g, err = s.enter(op, r, sizes, may.Quota)
+	}
 	if err != nil || g != nil {
 		return g, err
 	}
@@ -310,7 +316,7 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	if of.State == kept {
 		b.publishing.Lock()
 		defer b.publishing.Unlock()
-		if err == nil && o.Free { // its client gave it back meanwhile
+		if err == nil && o.Free && o.State == kept { // its client gave it back meanwhile
 			err = b.keep(o.key, o.record)
 		}
 	}
@@ -332,6 +338,9 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	return g, err
 }
 
+// errMaking: another session of the client, whose connection was lost, makes the memory.
+var errMaking = errors.New("an object that is being made")
+
 // enter enters an object that the client writes, or memory that it publishes, into the books. Its memory is to be
 // made, with the record, or there is a grant: of what another client published, or this one that asks again.
 func (s *session) enter(op string, r *request, sizes []int, q Quota) (o *object, of record, g *grant, err error) {
@@ -352,10 +361,10 @@ func (s *session) enter(op string, r *request, sizes []int, q Quota) (o *object,
 	}
 	switch {
 	case err != nil:
+	case o.making:
+		err = errMaking
 	case o.files != nil: // the client did not learn that it has it, or takes it over
 		g = s.grantLocked(o)
-	case o.making:
-		err = errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("object %q, which is being made", r.name), "try again")
 	default:
 		o.making = true
 	}
