@@ -120,7 +120,7 @@ func New(ctx context.Context, sys *cuda.System, o Options) (*Broker, error) {
 	b.change(b.books.endCopied)
 	b.running.Go(func() {
 		if wait.Sleep(b.ctx, o.Return) {
-			b.change(func() []*object { return b.books.settle() })
+			b.settle()
 		}
 	})
 	return b, nil

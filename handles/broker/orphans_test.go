@@ -83,6 +83,22 @@ func TestABrokerDoesNotWaitForClientsThatHaveEnded(t *testing.T) {
 	t.Cleanup(func() { require.NoError(t, sys.Close()) })
 }
 
+// A client that closed while there was no broker leaves nothing in the next one's keeper, although its process lives.
+func TestAClientThatClosesWithoutABroker(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{Return: time.Millisecond})
+	k, err := broker.Dial(peertest.Context(t), h.socket.Path(), broker.DialOptions{})
+	require.NoError(t, err)
+	closed(t, write(t, k, d, "o", mib, 1, broker.CreateOptions{}))
+	require.Equal(t, 3, h.keeper.Len(), "the object, the counter of versions, and the client")
+	h.end()
+	closed(t, k)
+	h.start()
+	require.Eventually(t, func() bool { return h.keeper.Len() == 2 }, peertest.Guard, time.Millisecond)
+	require.NoError(t, h.dial().Remove(peertest.Context(t), "o", 0))
+}
+
 // Clients that come and go leave nothing in a broker, although their process lives.
 func TestClientsOfAProcessLeaveNothing(t *testing.T) {
 	d := gputest.Software(t)

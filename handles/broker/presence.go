@@ -3,6 +3,7 @@ package broker
 import (
 	"encoding/json"
 	"errors"
+	"maps"
 
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
@@ -32,6 +33,10 @@ func (b *Broker) arrive(s *session, c *sock.Conn) *presence {
 		b.present[s.h] = p
 	}
 	p.sessions[s] = struct{}{}
+	if p.lingers {
+		p.lingers = false
+		b.leaveLocked(p.of.UID) // its session counts
+	}
 	if p.process != nil || c == nil {
 		return p
 	}
@@ -174,6 +179,17 @@ func (b *Broker) expect(e *keeper.Entry) error {
 	}
 	b.present[holder(e.Key)] = p
 	return e.Close()
+}
+
+// settle ends what no client of an earlier broker came back for, and forgets those that closed while there was none.
+func (b *Broker) settle() {
+	b.change(b.books.settle)
+	b.mu.Lock()
+	all := maps.Clone(b.present)
+	b.mu.Unlock()
+	for h, p := range all {
+		b.depart(h, p, func() {})
+	}
 }
 
 // watchExpected watches the processes of the clients of an earlier broker.

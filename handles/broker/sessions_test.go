@@ -41,6 +41,34 @@ func TestAUserLeavesRoomForOthers(t *testing.T) {
 	require.NotContains(t, b.ofUser, uint32(another))
 }
 
+// A client counts once, also after it held something without a connection.
+func TestAClientCountsOnce(t *testing.T) {
+	peertest.NoLeak(t)
+	b, d := newBroker(t)
+	l, err := peer.Listen(t.TempDir()+"/s", "broker", peer.Options{})
+	require.NoError(t, err)
+	go func() { _ = b.Serve(context.Background(), l) }()
+	ctx := peertest.Context(t)
+	k, err := Dial(ctx, l.Path(), DialOptions{ComeBack: publish.ComeBack{First: 50 * time.Millisecond}})
+	require.NoError(t, err)
+	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
+	require.NoError(t, err)
+	clients := func(n int) {
+		t.Helper()
+		require.Eventually(t, func() bool { return b.status().Clients == n }, peertest.Guard, time.Millisecond)
+	}
+	for range 2 {
+		require.NoError(t, k.line().c.Close())
+		_, err = k.List(ctx)
+		require.NoError(t, err)
+		clients(1)
+	}
+	require.NoError(t, w.Close())
+	require.NoError(t, k.Close())
+	clients(0)
+	require.NoError(t, l.Close())
+}
+
 // As many calls of one client may wait as it likes.
 func TestManyCallsWait(t *testing.T) {
 	peertest.NoLeak(t)
