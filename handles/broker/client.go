@@ -261,6 +261,9 @@ func (k *Client) wanted(key keeper.Key) {
 
 // letGo notes that an object is closed here, and tells the broker of the last of a key.
 func (k *Client) letGo(o *Object) {
+	if k.closer.Acquire() { // from now on Close waits until the broker is told
+		defer k.closer.Release()
+	}
 	k.mu.Lock()
 	delete(k.held[o.key], o)
 	l := k.now
@@ -494,8 +497,18 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 	if err := checkName(op, name); err != nil {
 		return err
 	}
+	sent := false // to a broker that may have ended after it removed them
 	return k.on(ctx, op, func(ctx context.Context, l *line) error {
-		_, err := l.do(ctx, op, request{kind: wire.BrokerRemove, name: name, version: version})
+		number, replies, err := l.request(ctx, request{kind: wire.BrokerRemove, name: name, version: version})
+		if err != nil {
+			return err
+		}
+		defer l.abandon(number)
+		_, err = l.next(ctx, op, replies)
+		if sent && errors.Is(err, ErrUnknown) {
+			return nil
+		}
+		sent = true
 		return err
 	})
 }

@@ -121,3 +121,27 @@ func TestCloseTellsTheNextBroker(t *testing.T) {
 	_, _, err = d.MemoryInfo()
 	require.NoError(t, err)
 }
+
+// An object that is closed while its client closes is released, unless Close refused.
+func TestAnObjectIsClosedBesideItsClient(t *testing.T) {
+	peertest.NoLeak(t)
+	d := gputest.Software(t)
+	h := newHouse(t, d, broker.Options{})
+	other, ctx := h.dial(), peertest.Context(t)
+	o := write(t, other, d, "o", 1, 1, broker.CreateOptions{})
+	for range 300 {
+		k := h.dial()
+		mine := attach(t, k, d, "o", broker.AttachOptions{})
+		ended := make(chan error, 1)
+		go func() { ended <- mine.Close() }()
+		for err := k.Close(); err != nil; err = k.Close() {
+			require.ErrorIs(t, err, cuda.ErrInUse)
+		}
+		require.NoError(t, <-ended)
+		all, err := other.List(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, all[0].Holders)
+	}
+	closed(t, o)
+	require.NoError(t, other.Remove(ctx, "o", 0))
+}

@@ -3,12 +3,14 @@
 package broker
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/cuvmm/cuvmm/handles/broker/keeper"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
+	"github.com/cuvmm/cuvmm/internal/errs"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/wire"
@@ -59,6 +61,61 @@ func TestWhatIsClosedDuringAComeBackIsReleased(t *testing.T) {
 	require.NoError(t, second.Send(ctx, (&reply{kind: wire.BrokerDone, number: held.number}).pack()))
 	released := next(wire.BrokerRelease)
 	require.NoError(t, second.Send(ctx, (&reply{kind: wire.BrokerDone, number: released.number}).pack()))
+	require.NoError(t, k.Close())
+	require.NoError(t, second.Close())
+	require.NoError(t, l.Close())
+}
+
+// A broker that ended before it replied may have removed what the next one does not know.
+func TestARemoveWhoseReplyIsLost(t *testing.T) {
+	peertest.NoLeak(t)
+	ctx := peertest.Context(t)
+	l, err := peer.Listen(t.TempDir()+"/s", "broker", peer.Options{})
+	require.NoError(t, err)
+	accept := func() *peer.Conn {
+		c, err := l.Accept(ctx)
+		require.NoError(t, err)
+		_, err = c.Receive(ctx)
+		require.NoError(t, err)
+		return c
+	}
+	next := func(c *peer.Conn) request {
+		m, err := c.Receive(ctx)
+		require.NoError(t, err)
+		r, err := parseRequest(m)
+		require.NoError(t, err)
+		require.Equal(t, wire.BrokerRemove, r.kind)
+		return r
+	}
+	ended := make(chan error, 2)
+	var k *Client
+	dialed := make(chan struct{})
+	go func() {
+		defer close(dialed)
+		k, err = Dial(ctx, l.Path(), DialOptions{ComeBack: publish.ComeBack{Most: 10 * time.Millisecond}})
+	}()
+	first := accept()
+	<-dialed
+	require.NoError(t, err)
+	go func() { ended <- k.Remove(ctx, "w", 0) }()
+	next(first)
+	require.NoError(t, first.Close())
+	second := accept()
+	unknown := errs.Peer("test", ErrUnknown, "w", "")
+	require.NoError(t, second.Send(ctx, denial(next(second).number, unknown).pack()))
+	require.NoError(t, <-ended)
+	go func() { ended <- k.Remove(ctx, "w", 0) }()
+	require.NoError(t, second.Send(ctx, denial(next(second).number, unknown).pack()))
+	require.ErrorIs(t, <-ended, ErrUnknown)
+
+	// A request that was not sent leaves nothing that waits for its reply.
+	over, cancel := context.WithCancel(ctx)
+	cancel()
+	for range 3 {
+		_, err = k.List(over)
+		require.ErrorIs(t, err, context.Canceled)
+	}
+	require.Empty(t, k.line().replies)
 	require.NoError(t, k.Close())
 	require.NoError(t, second.Close())
 	require.NoError(t, l.Close())

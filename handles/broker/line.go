@@ -94,8 +94,10 @@ func (l *line) request(ctx context.Context, r request) (number uint32, replies c
 	r.number = l.last
 	l.replies[r.number] = replies
 	l.mu.Unlock()
-	if err := l.c.Send(ctx, r.pack()); err != nil {
-		l.abandon(r.number)
+	if err := l.c.Send(ctx, r.pack()); err != nil { // nothing was sent, or the connection ends
+		l.mu.Lock()
+		delete(l.replies, r.number)
+		l.mu.Unlock()
 		return 0, nil, err
 	}
 	return r.number, replies, nil
