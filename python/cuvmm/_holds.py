@@ -71,13 +71,13 @@ class Holds:
 
     def _enter(self, slot: Slot, generation: int, *, counts: bool, anew: bool) -> Optional[int]:
         """Tells the publisher that there is a hold, and returns what it wants to rewrite; None, without effect, if that is this generation."""
-        first = not self.any()
+        first, held = not self.any(), self._caller or bool(self._streams or self._exports)  # an early hold is of what comes next
         if first:
             self._number += 1
             slot.store(HELD, self._number)
             full_barrier()
         wanted = self.wanted(slot)
-        if counts and (first or anew) and wanted >= generation:
+        if counts and wanted >= generation and (anew or not held or slot.load(FLUX) >= generation):
             if first:
                 slot.store(HELD, self._number - 1)
                 self._number -= 1

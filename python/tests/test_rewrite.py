@@ -16,6 +16,7 @@ from unittest import mock
 import cuvmm
 from cuvmm import _driver, _page, _streams
 from cuvmm._driver import Stream
+from cuvmm._holds import Wait
 from cuvmm._undo import Undo
 
 from .go import GoTest, Peer
@@ -426,6 +427,23 @@ class Rules(DriverTest):
                 call()
         self.published.announce()
         self.table.next(self.handle, timeout=60)
+
+    def test_what_a_waiting_next_holds_early_permits_nothing_of_before(self) -> None:
+        """As beside a next whose thread does not run yet, when what it waits for has arrived."""
+        self.table.next(self.handle, timeout=60)
+        self.table.release(self.handle)
+        wait = Wait()
+        self.table._begin_wait(wait, [])
+        with self.published.rewrite(60):
+            self.published.announce()
+        self.published.settle(60)
+        calls: List[Callable[[], Any]] = [lambda: self.table.order(self.handle), lambda: self.table.array.allow_readonly().__dlpack__(stream=self.handle)]
+        for call in calls:
+            with self.assertRaisesRegex(cuvmm.RewritingError, "rewrites generation 1.*call next"):
+                call()
+        self.refused()
+        self.table._end_wait(wait)
+        self.permitted()
 
     def test_only_an_announcement_ends_it(self) -> None:
         late: List[cuvmm.Follower] = []
