@@ -14,6 +14,7 @@ import stat
 import struct
 import threading
 import time
+import weakref
 from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 from . import _packet
@@ -39,6 +40,18 @@ class Peer(NamedTuple):
     pid: int
     uid: int
     gid: int
+
+
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()  # of connections and listeners
+
+
+def _in_child() -> None:
+    """Closes the child's descriptors: while it has them, nothing tells the other processes when its parent has ended."""
+    for s in list(_sockets):
+        s.close()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def close_all(files: Iterable[int]) -> None:
@@ -94,6 +107,7 @@ class Conn(OfProcess):
                  max_files: Optional[int] = None) -> None:
         s.setblocking(False)
         self._socket = s
+        _sockets.add(s)
         self.peer = peer
         self.timeout = timeout
         self._sending, self._receiving = threading.Lock(), threading.Lock()
@@ -494,6 +508,7 @@ class Listener(OfProcess):
             with self._locked():
                 self._replace_stale()
                 self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+                _sockets.add(self._socket)
                 self._socket.bind(f"/proc/self/fd/{self._folder.number}/{self._name}")
                 self._entry = self._look()
                 self._socket.listen(128)

@@ -147,6 +147,42 @@ class Lifetimes(DriverTest):
         """)
         self.assertEqual(out, "2 ['table'] True\n")
 
+    def test_a_child_of_fork_does_not_hide_the_end_of_its_parent(self) -> None:
+        """Of a publisher, from its followers, and of a follower, from a publisher that rewrites."""
+        self.publish()
+        self.table.announce()
+        program = textwrap.dedent("""
+            import os, sys, warnings, cuvmm
+            warnings.simplefilter("ignore")
+            memory = cuvmm.empty(10, "uint8")
+            server = cuvmm.Server(sys.argv[1] + ".2")
+            server.publish("table", memory).announce()
+            client = cuvmm.connect(sys.argv[1])
+            table = client.follow("table")
+            table.next()
+            print("follows", flush=True)
+            sys.stdin.readline()
+            if os.fork():
+                print("forked", flush=True)
+            sys.stdin.read()
+            os._exit(0)
+        """)
+        with subprocess.Popen([sys.executable, "-c", program, self.path()], env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdin is not None and parent.stdout is not None
+            self.assertEqual(parent.stdout.readline(), "follows\n")
+            with cuvmm.connect(self.path() + ".2") as client, client.follow("table") as table:
+                generation = table.next(timeout=60)
+                parent.stdin.write("\n")
+                parent.stdin.flush()
+                self.assertEqual(parent.stdout.readline(), "forked\n")
+                parent.kill()  # the child lives until its input ends
+                parent.wait()
+                with self.assertRaises(cuvmm.GoneError):
+                    table.next(timeout=60)
+                self.assertFalse(table.intact(generation))
+                with self.table.rewrite(timeout=60):
+                    self.table.announce()
+
     def test_the_process_ends_with_everything_open(self) -> None:
         self.publish()
         self.table.announce()
