@@ -256,6 +256,31 @@ func TestAProcessThatDiesFindsWhatItsPredecessorWrote(t *testing.T) {
 	require.ErrorIs(t, k.Run(t.Context(), keeper.RunOptions{}), cuda.ErrInvalidArgument)
 }
 
+// A keeper that has something, such as one that replaced another, does not let go of it because a process does not begin.
+func TestAKeeperWithEntriesStartsAgain(t *testing.T) {
+	peertest.NoLeak(t)
+	k := keeper.New()
+	near, far := peertest.Pair(t, peer.Options{})
+	served := make(chan error, 1)
+	go func() { served <- k.Serve(t.Context(), far) }()
+	require.NoError(t, keeper.NewClient(near).Write(t.Context(), keeper.Entry{Key: keeper.Key{1}}))
+	require.NoError(t, near.Close())
+	require.NoError(t, <-served)
+	require.NoError(t, far.Close())
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	started := 0
+	require.NoError(t, k.Run(ctx, keeper.RunOptions{Command: func() *exec.Cmd {
+		if started++; started == 3 {
+			stop()
+		}
+		return exec.Command("false")
+	}}))
+	require.Equal(t, 3, started)
+	require.Equal(t, 1, k.Len())
+	require.NoError(t, k.Close())
+}
+
 // replaced is a keeper with entries that replaces itself by another program.
 func replaced() error {
 	k := keeper.New()

@@ -34,7 +34,7 @@ type RunOptions struct {
 // Run starts a process, serves it, and starts it again whenever it ends, however that happens, until
 // the context ends; then it tells the process to end, waits for that, and returns nil. A process that
 // ended within a second of its start is started again after a pause, of a second at most. If the first
-// one ends before it has asked the keeper for anything, Run returns its error.
+// one ends before it has asked a keeper without entries for anything, Run returns its error.
 func (k *Keeper) Run(ctx context.Context, o RunOptions) error {
 	const op = "keeper.Keeper.Run"
 	if o.Command == nil {
@@ -53,7 +53,7 @@ func (k *Keeper) Run(ctx context.Context, o RunOptions) error {
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case !asked && k.served() == before:
+		case !asked && k.served() == before && k.Len() == 0:
 			return errs.PeerCause(err, op, nil, "the broker ended before it began", "see what it says, and end what keeps it from starting")
 		case asked:
 			o.Log.Info("cuvmm: the broker was replaced", "entries", k.Len())
