@@ -39,10 +39,15 @@ type served struct {
 }
 
 func serving(t *testing.T, folder string, args ...string) *served {
-	s := &served{path: t.TempDir() + "/s/broker", log: &testlog.Log{}}
 	self, err := os.Executable()
 	require.NoError(t, err)
-	s.Cmd = exec.Command(self, append([]string{"serve", "-socket", s.path, "-driver", "sim"}, args...)...)
+	return servingBy(t, self, folder, args...)
+}
+
+// servingBy is serving by another file with this program.
+func servingBy(t *testing.T, program, folder string, args ...string) *served {
+	s := &served{path: t.TempDir() + "/s/broker", log: &testlog.Log{}}
+	s.Cmd = exec.Command(program, append([]string{"serve", "-socket", s.path, "-driver", "sim"}, args...)...)
 	s.Env = append(os.Environ(), asChild+"=1", `CUVMM_SIM={"Folder": "`+folder+`"}`)
 	s.Stderr = s.log
 	require.NoError(t, s.Start())
@@ -106,6 +111,37 @@ func TestServeKeepsWhatWasWritten(t *testing.T) {
 		require.Equal(t, "bytes", string(five))
 		require.NoError(t, got.Close())
 	}
+	require.NoError(t, k.Close())
+	c.end(t)
+}
+
+// An upgrade by a program that cannot be started costs no object: the keeper goes on, and starts a broker once it can.
+func TestServeOutlivesAnUpgradeThatFails(t *testing.T) {
+	self, err := os.Executable()
+	require.NoError(t, err)
+	program := t.TempDir() + "/cuvmm"
+	text, err := os.ReadFile(self)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, text, 0o700))
+	c := servingBy(t, program, t.TempDir())
+	ctx := peertest.Context(t)
+	k, err := broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	w, err := k.Create(ctx, c.sys.Devices()[0], "w", broker.CreateOptions{Bytes: 1})
+	require.NoError(t, err)
+	o, err := w.Commit(ctx, nil)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(program))
+	require.NoError(t, c.Process.Signal(syscall.SIGUSR2))
+	require.Eventually(t, func() bool { return strings.Contains(c.log.String(), "the keeper was not replaced") }, peertest.Guard, time.Millisecond)
+	require.NoError(t, os.WriteFile(program, text, 0o700))
+	_, err = k.List(ctx)
+	require.NoError(t, err)
+	require.NoError(t, o.Err())
+	require.NoError(t, o.Close())
+	require.NoError(t, k.Remove(ctx, "w", 0))
+	require.NoError(t, c.Process.Signal(syscall.SIGUSR2))
+	require.Eventually(t, func() bool { return strings.Count(c.log.String(), "the broker was started") == 3 }, peertest.Guard, time.Millisecond)
 	require.NoError(t, k.Close())
 	c.end(t)
 }

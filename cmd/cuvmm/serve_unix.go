@@ -14,7 +14,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -158,19 +157,8 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 	restart, replace := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	signal.Notify(restart, syscall.SIGHUP)
 	signal.Notify(replace, syscall.SIGUSR2)
-	running, cancel := context.WithCancel(ctx)
-	defer cancel()
-	var replaced atomic.Bool
-	go func() {
-		select {
-		case <-replace:
-			replaced.Store(true)
-			cancel()
-		case <-running.Done():
-		}
-	}()
 	fmt.Fprintf(out, "serving at %s\n", path)
-	err = k.Run(running, keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
+	o := keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
 		c, err := h.child(*flags.driver, brokerRole, "-limit", strconv.Itoa(*flags.limit), "-limit-per-user", strconv.Itoa(*flags.each), "-return", flags.returning.String(), "-policy", *flags.policy)
 		if err != nil {
 			return &exec.Cmd{Err: err}
@@ -178,18 +166,38 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 		c.ExtraFiles = []*os.File{socket}
 		c.Stderr = os.Stderr
 		return c
-	}})
-	if err == nil && ctx.Err() != nil {
-		return k.Store()
+	}}
+	for {
+		switch replaced, err := runUntil(ctx, k, o, replace); {
+		case err != nil:
+			return err
+		case !replaced:
+			return k.Store()
+		}
+		self, err := os.Executable()
+		if err == nil { // Exec returns if it failed
+			err = k.Exec(self, os.Args, append(os.Environ(), socketVariable+"="+strconv.Itoa(int(socket.Fd()))), socket)
+		}
+		log.Error("cuvmm: the keeper was not replaced, and goes on", "error", err)
 	}
-	if err != nil || !replaced.Load() {
-		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	return k.Exec(self, os.Args, append(os.Environ(), socketVariable+"="+strconv.Itoa(int(socket.Fd()))), socket)
+}
+
+// runUntil runs brokers until the context ends, or the keeper is to be replaced.
+func runUntil(ctx context.Context, k *keeper.Keeper, o keeper.RunOptions, replace <-chan os.Signal) (replaced bool, err error) {
+	running, cancel := context.WithCancel(ctx)
+	told := make(chan bool, 1)
+	go func() {
+		defer cancel()
+		select {
+		case <-replace:
+			told <- true
+		case <-running.Done():
+			told <- false
+		}
+	}()
+	err = k.Run(running, o)
+	cancel()
+	return <-told && ctx.Err() == nil, err
 }
 
 // brokerSocket returns the listening socket, which is inherited or made, and what ends it.
