@@ -609,7 +609,7 @@ func TestServeEndsWithoutADriver(t *testing.T) {
 }
 
 func TestServeRefusesWrongFlags(t *testing.T) {
-	for _, args := range [][]string{{"serve", "-limit", "-1"}, {"serve", "-driver", "x"}, {"serve", "more"}, {"serve", "-policy", "x", "-limit-per-user", "1"}} {
+	for _, args := range [][]string{{"serve", "-limit", "-1"}, {"serve", "-limit", "8796093022208"}, {"serve", "-limit-per-user", "8796093022208"}, {"serve", "-driver", "x"}, {"serve", "more"}, {"serve", "-policy", "x", "-limit-per-user", "1"}} {
 		var out, complaints bytes.Buffer
 		require.Equal(t, exitUsage, run(args, &out, &complaints, thisHost()), args)
 	}

@@ -90,12 +90,17 @@ func newBrokerFlags(f *flag.FlagSet) brokerFlags {
 	}
 }
 
+// mostMiB bounds a limit: no device has 2^60 bytes.
+const mostMiB = 1 << 40
+
 // options returns those of the broker, and its policy's file, if there is one.
 func (b brokerFlags) options() (o broker.Options, p *policyFile, err error) {
 	o = broker.Options{Limit: *b.limit << 20, Return: *b.returning}
 	switch {
 	case *b.limit < 0 || *b.each < 0 || *b.returning < 0:
 		return o, nil, errors.New("a negative limit: use 0 for none")
+	case max(*b.limit, *b.each) > mostMiB:
+		return o, nil, fmt.Errorf("a limit of %d MiB, where %d are the most: use 0 for none", max(*b.limit, *b.each), mostMiB)
 	case *b.policy != "" && *b.each > 0:
 		return o, nil, errors.New("-policy and -limit-per-user exclude each other: a policy has limits")
 	case *b.policy != "":
