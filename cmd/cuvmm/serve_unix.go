@@ -160,8 +160,6 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	restart, replace := make(chan os.Signal, 1), make(chan os.Signal, 1)
-	signal.Notify(restart, syscall.SIGHUP)
-	signal.Notify(replace, syscall.SIGUSR2)
 	fmt.Fprintf(out, "serving at %s\n", path)
 	o := keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
 		c, err := h.child(*flags.driver, brokerRole, "-limit", strconv.Itoa(*flags.limit), "-limit-per-user", strconv.Itoa(*flags.each), "-return", flags.returning.String(), "-policy", *flags.policy)
@@ -173,12 +171,15 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 		return c
 	}}
 	for {
+		signal.Notify(restart, syscall.SIGHUP)
+		signal.Notify(replace, syscall.SIGUSR2)
 		switch replaced, err := runUntil(ctx, k, o, replace); {
 		case err != nil:
 			return err
 		case !replaced:
 			return k.Store()
 		}
+		signal.Ignore(syscall.SIGHUP, syscall.SIGUSR2) // the next program inherits that: they would end it until it takes them
 		self, err := os.Executable()
 		if err == nil { // Exec returns if it failed
 			err = k.Exec(self, os.Args, append(os.Environ(), socketVariable+"="+strconv.Itoa(int(socket.Fd()))), socket)

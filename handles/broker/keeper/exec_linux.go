@@ -105,7 +105,7 @@ func (k *Keeper) Exec(path string, args, environment []string, extra ...*os.File
 		return errs.SystemCall(op, "a file for the entries", err)
 	}
 	err = fd.Exec(path, args, append(environment, inheritVariable+"="+strconv.Itoa(n)))
-	return errs.SystemCall(op, path, err)
+	return errs.PeerCause(err, op, nil, errs.Plain(path), "see that the program is there and can be executed")
 }
 
 // Inherit returns the keeper that [Keeper.Exec] or [Keeper.Store] left to this process, or nil if there is
