@@ -93,6 +93,11 @@ func (f *follower) attach(k *line) error {
 		old = w
 	}
 	f.mu.Unlock()
+	if accepted {
+		f.holds.mu.Lock()
+		_ = f.tellEnded(opFollower) // or the next release does
+		f.holds.mu.Unlock()
+	}
 	f.words.Unlock()
 	if accepted {
 		t.serial, t.busy = 0, nil
@@ -113,7 +118,7 @@ func (f *follower) goOnWith(w *pageSlot, same bool) bool {
 		return false
 	}
 	shown := f.sub.current().generation
-	if safe := f.holds.restart(w, shown); !safe && shown > 0 && same {
+	if safe := f.holds.restart(f.slot, w, shown); !safe && shown > 0 && same {
 		f.sub.spoil()
 		f.changeLocked()
 	}

@@ -89,11 +89,13 @@ func (h *holds) enter(w *pageSlot, lives bool, generation uint64) (wanted uint64
 	return wanted, true
 }
 
-// restart tells another publisher, whose slot it is, whether anything holds. It returns false
-// if something does, and the publisher may have begun before to rewrite that generation.
-func (h *holds) restart(w *pageSlot, generation uint64) bool {
+// restart tells another publisher, whose slot it is, whether anything holds, or has released what it
+// reads while its work is not done: tellEnded tells the end of that anew. It returns false if so, and
+// the publisher may have begun before to rewrite that generation.
+func (h *holds) restart(old, w *pageSlot, generation uint64) bool {
+	done := reached(old.word(releasedWord).Load(), h.told)
 	h.number, h.told, h.early = 0, 0, false
-	if !h.any() {
+	if done && !h.any() {
 		return true
 	}
 	h.number = 1

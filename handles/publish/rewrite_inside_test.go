@@ -4,6 +4,7 @@ package publish
 
 import (
 	"context"
+	"sync"
 	"testing"
 	"time"
 
@@ -183,4 +184,34 @@ func TestAReaderThatComesBackWhileItIsRewritten(t *testing.T) {
 		r.stop()
 		require.NoError(t, before.Close())
 	}
+}
+
+// The next publisher waits for work that was released before it came, and is not done.
+func TestWorkThatIsReleasedBeforeTheNextPublisher(t *testing.T) {
+	_, publishers := sim.Open(t, smallChunks)
+	m, sys := sim.Open(t, smallChunks)
+	dev, ctx := sys.Devices()[0], peertest.Context(t)
+	r := newRestarting(t, publishers.Devices()[0])
+	r.start(1)
+	k, err := r.client(ctx)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, k.Close()) })
+	f, err := Follow[uint32](ctx, k, dev, "numbers", FollowOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	reader := newStream(t, dev)
+	require.NoError(t, f.Next(ctx, reader))
+	m.Hold(reader.Handle())
+	done := sync.OnceFunc(func() { m.Release(reader.Handle()) })
+	t.Cleanup(done)
+	require.NoError(t, reader.Memset(f.Array().Ptr(), 0, 4))
+	require.NoError(t, f.Release(reader))
+	before := f.f.current()
+	r.stop()
+	r.start(1)
+	require.Eventually(t, func() bool { return f.f.current() != before }, peertest.Guard, time.Millisecond)
+	require.True(t, waitsFor(t, r.p))
+	done()
+	require.Eventually(t, func() bool { return !waitsFor(t, r.p) }, peertest.Guard, time.Millisecond)
+	r.stop()
 }

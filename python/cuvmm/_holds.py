@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import Iterable, List, Optional, Set
 
-from ._page import FLUX, HELD, INTENT, Slot, full_barrier
+from ._page import FLUX, HELD, INTENT, RELEASED, Slot, full_barrier, reached
 
 
 class Wait:
@@ -98,11 +98,14 @@ class Holds:
         self._waits.discard(call)
         self._early = None
 
-    def restart(self, slot: Slot, generation: int) -> bool:
-        """Tells another publisher, whose slot it is, whether anything holds. False if that may not have waited for it."""
+    def restart(self, old: Slot, slot: Slot, generation: int) -> bool:
+        """Tells another publisher, whose slot it is, whether anything holds, or was released while its work is not done, whose end is untold
+        again. False if that publisher may not have waited for it.
+        """
+        done = reached(old.load(RELEASED), self._told)
         self._told = self._number = 0
         self._early = None
-        if not self.any():
+        if done and not self.any():
             return True
         self._number = 1
         slot.store(HELD, 1)

@@ -853,27 +853,34 @@ class Follower(OfProcess):
 
     def _go_on(self, a: Accepted, link: _Link) -> _Link:
         """Follows on another connection, and returns the last one's link."""
-        with self._holding, self._lock:
-            if a.publication != self._publication:
-                self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
-            held = self._holds.restart(link.slot, self._shown[-1].generation)
-            old, self._link, self._publication, self._description = self._link, link, a.publication, a.told
-            self._flux = self._torn = 0
-            self._cuts += 1
-            self._replica.restart()
-            self._said = STALE  # until its first view
-            self._shown = [self._shown[-1]._replace(ordered=0)]
-            self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
-            if isinstance(self._pending, _Shown):
-                later = [r for r in self._received if r.generation > self._shown[-1].generation]
-                self._pending = later[-1] if later else None
-            if not held:  # the words of the two publishers could not tell this one to wait for what was being read
-                self._shown = [_Shown(0, 0, 0)]
-                self._drop_locked("elements that were shown are rewritten", GoneError("the publisher ended, and the next one began before this follower had connected to it"))
-            self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
-            if self._phase is Phase.AWAY:
-                self._phase = Phase.FOLLOWING
-            self._wake_locked()
+        with self._holding:
+            before = self._link.releases
+            assert before is not None and link.releases is not None
+            if before.stream is not None:  # what was released while its work is not done is told again, behind that
+                link.releases.behind(before.stream.handle)
+            with self._lock:
+                if a.publication != self._publication:
+                    self._spoiled = max(self._spoiled, self._torn, *(r.generation for r in [*self._shown, *self._received]))
+                held = self._holds.restart(self._link.slot, link.slot, self._shown[-1].generation)
+                old, self._link, self._publication, self._description = self._link, link, a.publication, a.told
+                self._flux = self._torn = 0
+                self._cuts += 1
+                self._replica.restart()
+                self._said = STALE  # until its first view
+                self._shown = [self._shown[-1]._replace(ordered=0)]
+                self._received = [r._replace(ordered=0) for r in self._received if r.ordered <= self._completed]
+                if isinstance(self._pending, _Shown):
+                    later = [r for r in self._received if r.generation > self._shown[-1].generation]
+                    self._pending = later[-1] if later else None
+                if not held:  # the words of the two publishers could not tell this one to wait for what was being read
+                    self._shown = [_Shown(0, 0, 0)]
+                    self._drop_locked("elements that were shown are rewritten", GoneError("the publisher ended, and the next one began before this follower had connected to it"))
+                self._gone, self._completed, self._since = None, _page.LAST_GENERATION, []
+                if self._phase is Phase.AWAY:
+                    self._phase = Phase.FOLLOWING
+                self._wake_locked()
+            with contextlib.suppress(Error):  # or the next release tells it
+                self._end_holds([], False)
         return old
 
     def _check_same(self, a: Accepted) -> None:

@@ -16,7 +16,7 @@ from unittest import mock
 import cuvmm
 from cuvmm import _driver, _page, _streams
 from cuvmm._driver import Stream
-from cuvmm._holds import Wait
+from cuvmm._holds import Holds, Wait
 from cuvmm._undo import Undo
 
 from .go import GoTest, Peer
@@ -382,6 +382,22 @@ class Rules(DriverTest):
         page.store(0, 1)
         self.permitted()
         self.table.close()
+        undo.close()
+
+    def test_work_that_was_released_is_awaited_by_the_next_publisher(self) -> None:
+        undo = Undo()
+        page, _ = _page.make_page(None, undo)
+        holds, old, after, last = Holds(), _page.Slot(page, 0), _page.Slot(page, 1), _page.Slot(page, 2)
+        self.assertTrue(holds.begin(old, 1, [5], counts=True, anew=True))
+        holds.end(5, True)
+        holds.tell(holds.untold() or 0)  # a stream writes it, behind the work
+        after.store(_page.INTENT, 1)
+        self.assertFalse(holds.restart(old, after, 1), "the next publisher may have begun")
+        self.assertEqual((after.load(_page.HELD), holds.untold()), (1, 1))
+        holds.tell(1)
+        after.store(_page.RELEASED, 1)
+        self.assertTrue(holds.restart(after, last, 1))
+        self.assertEqual((last.load(_page.HELD), holds.untold()), (0, None))
         undo.close()
 
     def test_without_words_that_streams_write(self) -> None:
