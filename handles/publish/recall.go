@@ -76,7 +76,7 @@ func (a audience) Recall(ctx context.Context, op string, limit time.Duration) (l
 	p.changes <- struct{}{}
 	defer p.changes.Give()
 	switch {
-	case p.over():
+	case p.ctx.Err() != nil: // it may be Withdraw's turn next
 		return nil, p.closed(op)
 	case err != nil:
 		p.setRewriting(settled)

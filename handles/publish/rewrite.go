@@ -97,7 +97,7 @@ func (p *Publication) Rewrite(ctx context.Context, o RewriteOptions) error {
 	err := p.awaitReleased(ctx, op, p.exclusionOf(o))
 	p.changes <- struct{}{}
 	defer p.changes.Give()
-	if p.over() {
+	if p.ctx.Err() != nil { // it may be Withdraw's turn next
 		return p.closed(op)
 	}
 	p.endOpening(err == nil)

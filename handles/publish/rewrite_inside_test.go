@@ -135,20 +135,37 @@ func TestANextThatShowsNothingAfterAll(t *testing.T) {
 	r.stop()
 }
 
-// A publication that is withdrawn while Rewrite waits is whole.
+// A publication that is withdrawn while Rewrite, or a suspension, waits is whole, also if they notice that before
+// it is Withdraw's turn.
 func TestAWithdrawWhileRewriteWaits(t *testing.T) {
-	r, f := comingBack(t)
-	ctx := peertest.Context(t)
-	require.NoError(t, r.p.Announce(ctx, r.array.Len()))
-	require.NoError(t, r.p.Settle(ctx))
-	over := make(chan error, 1)
-	go func() { over <- r.p.Rewrite(ctx, RewriteOptions{}) }() // it waits for the stream
-	require.Eventually(t, func() bool { return r.p.Stats().Rewriting }, peertest.Guard, time.Millisecond)
-	require.NoError(t, r.p.Withdraw())
-	require.ErrorIs(t, <-over, cuda.ErrClosed)
-	require.NoError(t, f.Next(ctx))
-	require.EqualValues(t, 2, f.Generation())
-	r.stop()
+	waits := map[string]func(p *Publication, ctx context.Context) error{
+		"Rewrite": func(p *Publication, ctx context.Context) error { return p.Rewrite(ctx, RewriteOptions{}) },
+		"Suspend": func(p *Publication, ctx context.Context) error {
+			_, err := audience{p}.Recall(ctx, "test", 0)
+			return err
+		},
+	}
+	for name, wait := range waits {
+		for _, late := range []bool{false, true} {
+			r, f := comingBack(t)
+			ctx := peertest.Context(t)
+			require.NoError(t, r.p.Announce(ctx, r.array.Len()))
+			require.NoError(t, r.p.Settle(ctx))
+			over := make(chan error, 1)
+			go func() { over <- wait(r.p, ctx) }() // for the stream
+			require.Eventually(t, func() bool { st := r.p.Stats(); return st.Rewriting || st.Suspended }, peertest.Guard, time.Millisecond)
+			if late {
+				r.p.end()
+			} else {
+				require.NoError(t, r.p.Withdraw())
+			}
+			require.ErrorIs(t, <-over, cuda.ErrClosed, name)
+			require.NoError(t, r.p.Withdraw())
+			require.NoError(t, f.Next(ctx))
+			require.EqualValues(t, 2, f.Generation())
+			r.stop()
+		}
+	}
 }
 
 // A follower that reads, and comes back to a publisher that took the publication over and may
