@@ -341,7 +341,9 @@ func (l *line) await(ctx context.Context, op string, r request) (reply, error) {
 	defer l.abandon(number)
 	got, err := l.next(ctx, op, replies)
 	if err != nil && ctx.Err() != nil {
-		_ = l.c.Send(context.WithoutCancel(ctx), (&request{kind: wire.BrokerCancel, number: number}).pack())
+		within, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseWait) // a broker may read nothing
+		defer cancel()
+		_ = l.c.Send(within, (&request{kind: wire.BrokerCancel, number: number}).pack())
 	}
 	return got, err
 }

@@ -1,0 +1,43 @@
+//go:build linux
+
+package broker
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/cuvmm/cuvmm/handles/peer"
+	"github.com/cuvmm/cuvmm/internal/test/peertest"
+	"github.com/stretchr/testify/require"
+)
+
+// A broker that reads nothing keeps no call from ending with its context, and no client from closing.
+func TestABrokerThatReadsNothing(t *testing.T) {
+	peertest.NoLeak(t)
+	near, far := peertest.Pair(t, peer.Options{})
+	ctx := peertest.Context(t)
+	k, err := NewClient(ctx, near)
+	require.NoError(t, err)
+	limited, giveUp := context.WithCancel(ctx)
+	ended := make(chan error, 2)
+	go func() { ended <- k.await(limited, "test", "w", "it") }()
+	go func() { ended <- k.await(ctx, "test", "w", "it") }()
+	for range 3 { // the number of the client, and the requests
+		_, err = far.Receive(ctx)
+		require.NoError(t, err)
+	}
+	for sent := true; sent; {
+		limited, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		_, _, err := k.now.request(limited, request{kind: 0xb10b})
+		cancel()
+		sent = err == nil
+		require.True(t, sent || errors.Is(err, context.DeadlineExceeded), err)
+	}
+	giveUp()
+	require.ErrorIs(t, <-ended, context.Canceled)
+	require.NoError(t, k.Close())
+	require.Error(t, <-ended)
+	require.NoError(t, far.Close())
+}
