@@ -250,7 +250,7 @@ class Publication(OfProcess):
                 publication.announce(stream=torch.cuda.current_stream())
 
         It waits, on the host, until every follower has released what it reads (``Follower.release``, or its next ``next``); from
-        its beginning on no follower begins to read. Before, it waits up to 10 ms until followers have received the last
+        its beginning on no follower begins to read. It also waits for the work behind the last announcement. Before, it waits up to 10 ms until followers have received the last
         announcement: a ``next`` that waits for it has begun to read it. Between ``rewrite`` and ``announce`` no generation can
         be read: publish two arrays in turn, if readers must always have one. Whatever reads on streams which the follower's
         package was not told of is not waited for.
@@ -311,15 +311,15 @@ class Publication(OfProcess):
             self._changed.wait(left)
 
     def _await_released(self, timeout: Optional[float], exclude_after: Optional[float], excluded: List[FollowerStats]) -> None:
-        """Waits until no follower reads, and excludes those that are late. Others have the lock meanwhile, which the caller holds."""
+        """Waits until no follower reads and the work behind the last announcement is done, and excludes followers that are late. Others have the lock meanwhile, which the caller holds."""
         began, pause = time.monotonic(), _SHORTEST_POLL
         while True:
             self._check()
             reading = [f for f in self._followers if f.reads()]
             waited = time.monotonic() - began
-            if not reading:
+            if not reading and self._timeline.done():  # the next writes may be on other streams than the last
                 return
-            if exclude_after is not None and waited >= exclude_after:
+            if reading and exclude_after is not None and waited >= exclude_after:
                 for f in reading:
                     excluded.append(f.stats(self._view))
                     self._go_on_without(f)
@@ -327,6 +327,8 @@ class Publication(OfProcess):
                     f.session.wake()
                 continue
             if timeout is not None and waited >= timeout:
+                if not reading:
+                    raise WaitTimeout(f"the work behind the last announcement of {self.name!r} is not done", "nothing may be written; try again when it is done, or with a longer timeout")
                 raise WaitTimeout(f"{counted(len(reading), 'follower')} of {self.name!r}, in processes {sorted({f.session.pid for f in reading})[:_MOST_NAMED]}, did not release what they read",
                                   "nothing may be written; have followers release what they have read, or exclude late ones with exclude_after")
             self._changed.wait(pause)

@@ -400,6 +400,22 @@ class Rules(DriverTest):
         self.assertEqual((last.load(_page.HELD), holds.untold()), (0, None))
         undo.close()
 
+    def test_the_work_behind_the_last_announcement_is_awaited(self) -> None:
+        """Or what is written next, on another stream, could be overwritten by it."""
+        undo = Undo()
+        page, _ = _page.make_page(self.dev, undo)
+        with self.dev.current() as d:
+            d.call("cuStreamWaitValue64_v2", self.stream.handle, page.at(0), 1, 0)
+        self.published.announce(stream=self.handle)
+        try:
+            with self.assertRaisesRegex(cuvmm.WaitTimeout, "the work behind the last announcement of 'table' is not done.*nothing may be written"):
+                self.published.rewrite(timeout=0.05)
+        finally:
+            page.store(0, 1)
+        self.permitted()
+        self.stream.synchronize()
+        undo.close()
+
     def test_without_words_that_streams_write(self) -> None:
         with mock.patch.object(_driver.Device, "stream_words", lambda _: False), self.client.follow("table") as plain:
             plain.next(self.handle, timeout=60)
