@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import os
-from typing import Any
+import threading
+from typing import Any, Optional
 
 from .errors import ForkedError
 
@@ -46,3 +47,15 @@ class OfProcess:
     def _check_process(self) -> None:
         if self._forked:
             raise ForkedError(f"this {type(self).__name__} was made before the process forked", "make it in the process that uses it; start workers with the spawn method")
+
+
+class Condition(threading.Condition):
+    """A condition of an RLock that is held once, whose wait has the lock again even if Ctrl-C ends it."""
+
+    def wait(self, timeout: Optional[float] = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except BaseException:
+            if not self._is_owned():  # type: ignore[attr-defined]  # it was interrupted between the release and the wait
+                self.acquire()
+            raise

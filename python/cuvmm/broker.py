@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import struct
 import threading
 import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
@@ -31,7 +32,8 @@ T = TypeVar("T")
 _STATUSES: Sequence[Type[Error]] = (RefusedError, UnknownError, WritingError, ExistsError, TooLargeError, LostError, AccessError, NotSupported, OutOfMemory, ArgumentError)
 _FIRST_PAUSE, _LAST_PAUSE, _TICK = 0.01, 1.0, 1000
 _STOPPED = "see whether it is stopped, or allow it more time"
-_GRACE = 1.0  # which a broker has to reply at least
+_GRACE = 1.0  # which a broker has to reply while this side closes
+_REPLY = 2.0  # which it has at least: it asks holders for memory for a second
 _MOST_BYTES = 1 << 60  # more than any device has
 
 
@@ -178,7 +180,7 @@ class Broker(OfProcess):
     """A connection to a broker, which goes on with the next one when one ends. All methods are safe for use by any thread. Close it last.
 
     A call waits for a broker that does not serve the socket, or does not reply, for ``timeout`` seconds: WaitTimeout. One that serves
-    it has a second to reply at least. Without a ``timeout`` a call waits until one replies, or another thread closes the connection.
+    it has two seconds to reply at least. Without a ``timeout`` a call waits until one replies, or another thread closes the connection.
     """
 
     def __init__(self, path: str, timeout: float, uid: Optional[int], first: Channel) -> None:
@@ -271,7 +273,11 @@ class Broker(OfProcess):
         dev = _driver.device(device)
         o = self._take("create", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": m.nbytes,
                                           "ephemeral": bool(ephemeral), "alone": bool(alone)}, write=True, until=until)
-        return Writer(o, m, digests)
+        try:
+            return Writer(o, m, digests)
+        except BaseException as e:
+            close_at_exit(o.close, e)
+            raise
 
     def ensure(self, name: str, like: Mapping[str, Any], fill: Callable[[Writer], None], device: int = 0, *, ephemeral: bool = False, digests: bool = False,
                timeout: Optional[float] = None) -> Object:
@@ -325,7 +331,11 @@ class Broker(OfProcess):
             page = File()
             try:
                 o = self._take("keep", device, {"name": _named(name), "key": os.urandom(16), "device": dev.uuid, "bytes": length * kind.size}, write=True, page=page, until=until)
-                return Kept(o, kind, page)
+                try:
+                    return Kept(o, kind, page)
+                except BaseException as e:
+                    close_at_exit(o.close, e)
+                    raise
             except WritingError as e:
                 if any(o.about.publication and o.about.name == name for of in list(self._held.values()) for o in of):
                     e = WritingError(e.what, "close the Kept that this connection has of that name first")
@@ -354,7 +364,19 @@ class Broker(OfProcess):
         ``timeout`` limits the wait for a broker, in seconds.
         """
         until, fields = _until(timeout), {"name": _named(name), "version": whole(version, "as a version")}
-        self._request(lambda ch: self._ask(ch, "remove", fields, by=_replied(until)), until)
+        asked = False
+
+        def remove(ch: Channel) -> None:
+            nonlocal asked
+            again, asked = asked, True
+            try:
+                self._ask(ch, "remove", fields, by=_replied(until))
+            except _Denied as e:
+                if not again or not isinstance(e.error, UnknownError):
+                    raise
+                # A broker has done it whose reply was lost.
+
+        self._request(remove, until)
 
     def _listed(self, until: Optional[float]) -> "List[ObjectListing]":
         def entries(ch: Channel) -> "List[ObjectListing]":
@@ -375,6 +397,7 @@ class Broker(OfProcess):
     def _take(self, request: str, device: int, fields: Dict[str, Any], *, write: bool = False, page: Optional[File] = None,
               until: Optional[float] = None) -> Object:
         """Has the broker give an object, and maps it. What this process is to publish comes with a page, and stays exportable."""
+        dev, given = _driver.device(device), []  # type: Any, List[Object]
 
         def give(ch: Channel) -> Object:
             try:
@@ -387,7 +410,7 @@ class Broker(OfProcess):
                 if said != "object":
                     raise ProtocolError(f"{said}, where an object was to come")
                 self._loose[got["key"]] = None
-                memory = Imported(_driver.device(device), write, page is not None)
+                memory = Imported(dev, write, page is not None)
                 try:
                     ch.receive_into(memory, timeout=self._timeout)
                     self._check_open()
@@ -401,6 +424,7 @@ class Broker(OfProcess):
                     raise
             finally:
                 close_all(files)
+            given.append(o)
             self._held.setdefault(o.key, []).append(o)
             del self._loose[o.key]
             return o
@@ -408,7 +432,9 @@ class Broker(OfProcess):
         try:
             return self._request(give, until)
         except BaseException as e:
-            if "key" in fields and _unanswered(e):
+            if given:  # Ctrl-C on the way out
+                close_at_exit(given[0].close, e)
+            elif "key" in fields and _unanswered(e):
                 self._loose[fields["key"]] = None  # a broker may have made it
             raise
 
@@ -450,6 +476,9 @@ class Broker(OfProcess):
                 self._ask_alone(self._channel, lambda ch: self._release(ch, _until(self._timeout)))
             except Error:
                 self._drop()  # the next broker is told
+            except BaseException:
+                self._drop()  # Ctrl-C: a reply may be on its way
+                raise
 
     def _release(self, ch: Channel, by: Optional[float] = None) -> None:
         for key in list(self._loose):
@@ -463,7 +492,7 @@ class Broker(OfProcess):
         while True:
             turn: List[bool] = []  # which is noted in the step in which it is taken
             try:
-                turn.extend(map(self._lock.acquire, [True], [_left(until)]))
+                turn.extend(map(self._lock.acquire, [True], [_left(_replied(until))]))
                 if not turn[0]:
                     raise WaitTimeout(f"another call waits for the broker at {self._path!r}", _STOPPED)
                 self._check_open()
@@ -477,6 +506,9 @@ class Broker(OfProcess):
                     except WaitTimeout as e:
                         self._drop()  # a reply may be on its way
                         raise WaitTimeout(f"the broker at {self._path!r} does not reply: {e.what}", _STOPPED) from None
+                    except ProtocolError:
+                        self._drop()
+                        raise
                     except Error:
                         if not ch.ended:
                             raise  # of this side: the broker's reply was read whole
@@ -504,7 +536,10 @@ class Broker(OfProcess):
 
     def _ask(self, ch: Channel, message: str, fields: Dict[str, Any], files: Sequence[int] = (), by: Optional[float] = None) -> "Tuple[str, Dict[str, Any], List[int]]":
         self._number += 1
-        kind, body = _wire.encode(message, {"number": self._number, **fields})
+        try:
+            kind, body = _wire.encode(message, {"number": self._number, **fields})
+        except struct.error:
+            raise ArgumentError(f"a number in {message!r} that has no 64 bits", "use a version from 0, and tensors that a device has room for") from None
         ch.send(kind, body, files)
         return self._reply(ch, by)
 
@@ -619,12 +654,14 @@ class Broker(OfProcess):
 
 
 def _until(timeout: Optional[float]) -> Optional[float]:
+    if timeout is not None and timeout != timeout:
+        raise ArgumentError("a timeout of nan", "pass a number of seconds, or None to wait for ever")
     return None if timeout is None else time.monotonic() + timeout
 
 
 def _replied(until: Optional[float]) -> Optional[float]:
     """Returns by when a broker is to reply to a call with a deadline."""
-    return None if until is None else max(until, time.monotonic() + _GRACE)
+    return None if until is None else max(until, time.monotonic() + _REPLY)
 
 
 def _left(until: Optional[float]) -> float:
@@ -679,8 +716,10 @@ def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[in
         try:
             return Broker(path, timeout, uid, dial(path, timeout, uid=uid, shared=True))
         except (GoneError, OSError, Error) as e:
-            if not wait or not isinstance(e, (GoneError, FileNotFoundError, UnknownError)) or time.monotonic() > until:
+            if not wait or not isinstance(e, (GoneError, FileNotFoundError, UnknownError)):
                 raise
+            if time.monotonic() > until:
+                raise WaitTimeout(f"no broker serves {path!r}", "start cuvmm serve, or allow it more time") from None
         time.sleep(_FIRST_PAUSE)
 
 

@@ -17,7 +17,7 @@ from ._driver import Device, Event, Stream
 from ._holds import Holds, Wait
 from ._manifest import Manifest
 from ._page import full_barrier
-from ._process import OfProcess
+from ._process import Condition, OfProcess
 from ._replica import LIVE, MOVED, STALE, STATES, SUSPENDED, Replica, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave
@@ -188,7 +188,7 @@ class Follower(OfProcess):
     def __init__(self, client: "Client", dev: Device, room: int, o: Options) -> None:
         self._client, self._device, self._options, self._room = client, dev, o, room
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._wakers: Set[Callable[[], None]] = set()  # of coroutines that wait for a change
         self._pending: Optional[Any] = None  # a _Shown, or the Error that prevents it
         self._shown: List[_Shown] = [_Shown(0, 0, 0)]

@@ -15,7 +15,7 @@ from ._description import Description, describe, text_file
 from ._descriptor import ARRAY, Descriptor, this_process
 from ._page import Slot
 from ._progress import Progress, Shown
-from ._process import OfProcess, State
+from ._process import Condition, OfProcess, State
 from ._replica import ENDED, MOVED, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave, retry
@@ -137,7 +137,7 @@ class Publication(OfProcess):
         self.name, self._server, self._memory, self.writable = name, server, memory, writable
         self._told, self._text = told, File()  # what followers are told of the memory, and the file of its text
         self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
+        self._changed = Condition(self._lock)
         self._state = State.OPEN
         self._rewriting = Rewriting.SETTLED
         self._opened = 0  # how often it was
