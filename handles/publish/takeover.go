@@ -13,9 +13,10 @@ import (
 )
 
 // TakeOver continues a publication whose publisher has ended. It waits for the end of
-// the publisher's process, not only of its connection, because GPU work can outlive the
-// connection. Then it binds the socket, which the server serves until its Close, and
-// publishes what the follower has under the same name.
+// the process that served the client last, not only of its connection, because GPU work can outlive the
+// connection. A publisher that closed its server and lives while another process served the socket
+// is not waited for, so it must not write any more. Then TakeOver binds the socket, which the server serves until
+// its Close, and publishes what the follower has under the same name.
 //
 // The last complete generation is published, as a generation that is later than all before, and so much
 // greater. Followers of the
