@@ -3,12 +3,10 @@
 package broker
 
 import (
-	"context"
 	"log/slog"
 	"os/exec"
 	"testing"
 
-	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/handles/publish"
 	"github.com/cuvmm/cuvmm/internal/test/gputest"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
@@ -30,10 +28,7 @@ func TestOptionsThatPanic(t *testing.T) {
 		Log:  slog.New(slog.NewTextHandler(log, nil)),
 	})
 	require.NoError(t, err)
-	near, far := peertest.Pair(t, peer.Options{})
-	go func() { _ = b.ServeConn(context.Background(), far) }()
-	k, err := NewClient(peertest.Context(t), near)
-	require.NoError(t, err)
+	k := clientOf(t, b)
 	ctx := peertest.Context(t)
 	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
 	require.NoError(t, err)

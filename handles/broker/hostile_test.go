@@ -132,12 +132,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	x.refused(ErrLost, request{kind: wire.BrokerCommit, key: keeper.Key{2}, manifest: good})
 
 	// Another client knows the key.
-	other, err := NewClient(peertest.Context(t), func() *peer.Conn {
-		near, far := peertest.Pair(t, peer.Options{})
-		go func() { _ = b.ServeConn(context.Background(), far) }()
-		return near
-	}())
-	require.NoError(t, err)
+	other := clientOf(t, b)
 	err = other.on(peertest.Context(t), "test", func(_ context.Context, l *line) error {
 		_, err := l.do(peertest.Context(t), "test", request{kind: wire.BrokerCommit, key: create.key, manifest: good})
 		return err
@@ -158,12 +153,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 func TestAClientThatWaitsTooOften(t *testing.T) {
 	peertest.NoLeak(t)
 	b, d := newBroker(t)
-	k, err := NewClient(peertest.Context(t), func() *peer.Conn {
-		near, far := peertest.Pair(t, peer.Options{})
-		go func() { _ = b.ServeConn(context.Background(), far) }()
-		return near
-	}())
-	require.NoError(t, err)
+	k := clientOf(t, b)
 	w, err := k.Create(peertest.Context(t), d, "w", CreateOptions{Bytes: 1})
 	require.NoError(t, err)
 	x := against(t, b, false)

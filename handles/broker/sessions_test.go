@@ -19,6 +19,15 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
+// clientOf returns a client of a broker, on a connection of their own.
+func clientOf(t *testing.T, b *Broker) *Client {
+	near, far := peertest.Pair(t, peer.Options{})
+	go func() { _ = b.ServeConn(context.Background(), far) }()
+	k, err := NewClient(peertest.Context(t), near)
+	require.NoError(t, err)
+	return k
+}
+
 // A user who connects as often as it can leaves room for the others.
 func TestAUserLeavesRoomForOthers(t *testing.T) {
 	b := &Broker{ofUser: map[uint32]int{}}
@@ -73,10 +82,7 @@ func TestAClientCountsOnce(t *testing.T) {
 func TestManyCallsWait(t *testing.T) {
 	peertest.NoLeak(t)
 	b, d := newBroker(t)
-	near, far := peertest.Pair(t, peer.Options{})
-	go func() { _ = b.ServeConn(context.Background(), far) }()
-	k, err := NewClient(peertest.Context(t), near)
-	require.NoError(t, err)
+	k := clientOf(t, b)
 	ctx := peertest.Context(t)
 	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
 	require.NoError(t, err)
@@ -120,10 +126,7 @@ func TestManyCommits(t *testing.T) {
 		Copy:      func() *exec.Cmd { return exec.Command("sh", "-c", "sleep 0.02; exit 1") },
 	})
 	require.NoError(t, err)
-	near, far := peertest.Pair(t, peer.Options{})
-	go func() { _ = b.ServeConn(context.Background(), far) }()
-	k, err := NewClient(peertest.Context(t), near)
-	require.NoError(t, err)
+	k := clientOf(t, b)
 	ctx := peertest.Context(t)
 	var all [maxAwaits + 8]*Writer
 	for i := range all {
@@ -154,10 +157,7 @@ func TestACommitThatIsTriedAgain(t *testing.T) {
 		Copy:      func() *exec.Cmd { return failsOnce(fail) },
 	})
 	require.NoError(t, err)
-	near, far := peertest.Pair(t, peer.Options{})
-	go func() { _ = b.ServeConn(context.Background(), far) }()
-	k, err := NewClient(peertest.Context(t), near)
-	require.NoError(t, err)
+	k := clientOf(t, b)
 	ctx := peertest.Context(t)
 	w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
 	require.NoError(t, err)

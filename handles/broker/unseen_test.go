@@ -14,13 +14,7 @@ import (
 // A publisher may come back before its last connection is known to have ended, whether or not its process is watched.
 func TestAPublisherThatIsBackIsSeen(t *testing.T) {
 	for name, dial := range map[string]func(t *testing.T, b *Broker) *Client{
-		"inherited": func(t *testing.T, b *Broker) *Client {
-			near, far := peertest.Pair(t, peer.Options{})
-			go func() { _ = b.ServeConn(context.Background(), far) }()
-			k, err := NewClient(peertest.Context(t), near)
-			require.NoError(t, err)
-			return k
-		},
+		"inherited": clientOf,
 		"watched": func(t *testing.T, b *Broker) *Client {
 			l, err := peer.Listen(t.TempDir()+"/sockets", "broker", peer.Options{})
 			require.NoError(t, err)

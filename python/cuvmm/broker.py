@@ -462,11 +462,11 @@ class Broker(OfProcess):
             of = self._held.get(o.key, [])
             if o not in of:
                 return
-            of.remove(o)
-            if of:
+            if len(of) > 1:
+                of.remove(o)
                 return
+            self._loose[o.key] = None  # first: a close that Ctrl-C ends here goes on when it is called again
             del self._held[o.key]
-            self._loose[o.key] = None
             self._release_now()
 
     def _release_now(self) -> None:
@@ -539,7 +539,7 @@ class Broker(OfProcess):
         try:
             kind, body = _wire.encode(message, {"number": self._number, **fields})
         except struct.error:
-            raise ArgumentError(f"a number in {message!r} that has no 64 bits", "use a version from 0, and tensors that a device has room for") from None
+            raise ArgumentError(f"a number in {message!r} that does not fit into 64 bits without a sign", "use a version from 0, and tensors that a device has room for") from None
         ch.send(kind, body, files)
         return self._reply(ch, by)
 

@@ -249,9 +249,9 @@ class Publication(OfProcess):
                 weights.copy_(trained)
                 publication.announce(stream=torch.cuda.current_stream())
 
-        It waits, on the host, until every follower has released what it reads (``Follower.release``, or its next ``next``); from
-        its beginning on no follower begins to read. It also waits for the work behind the last announcement. Before, it waits up to 10 ms until followers have received the last
-        announcement: a ``next`` that waits for it has begun to read it. Between ``rewrite`` and ``announce`` no generation can
+        It waits, on the host, until every follower has released what it reads (``Follower.release``, or its next ``next``), and
+        until the work behind the last announcement is done; from its beginning on no follower begins to read. Before, it waits up
+        to 10 ms until followers have received the last announcement: a ``next`` that waits for it has begun to read it. Between ``rewrite`` and ``announce`` no generation can
         be read: publish two arrays in turn, if readers must always have one. Whatever reads on streams which the follower's
         package was not told of is not waited for.
 
@@ -311,7 +311,10 @@ class Publication(OfProcess):
             self._changed.wait(left)
 
     def _await_released(self, timeout: Optional[float], exclude_after: Optional[float], excluded: List[FollowerStats]) -> None:
-        """Waits until no follower reads and the work behind the last announcement is done, and excludes followers that are late. Others have the lock meanwhile, which the caller holds."""
+        """Waits until no follower reads and the work behind the last announcement is done, and excludes followers that are late.
+
+        Others have the lock meanwhile, which the caller holds.
+        """
         began, pause = time.monotonic(), _SHORTEST_POLL
         while True:
             self._check()
