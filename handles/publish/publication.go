@@ -318,6 +318,9 @@ func (p *Publication) withdraw(op string, last ended) error {
 // timelineClosed is called when the stream of a withdrawn publication was closed, or
 // could not be.
 func (p *Publication) timelineClosed(err error) error {
+	if p.kept != nil {
+		p.kept.of.used.Give() // before Released and Server.Close, which promise it
+	}
 	p.mu.Lock()
 	p.closing = err
 	p.mu.Unlock()
@@ -326,9 +329,6 @@ func (p *Publication) timelineClosed(err error) error {
 	}
 	p.drop()
 	p.server.pages.out.Done()
-	if p.kept != nil {
-		p.kept.of.used.Give()
-	}
 	return err
 }
 

@@ -12,7 +12,6 @@ import (
 	"github.com/cuvmm/cuvmm/cuda/sim"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
-	"github.com/cuvmm/cuvmm/vmm"
 	"github.com/stretchr/testify/require"
 )
 
@@ -54,14 +53,8 @@ func TestAPublisherThatDiesBeforeItRewrites(t *testing.T) {
 
 // What a broker keeps is not whole while it is rewritten, when a follower joins that was further ahead.
 func TestAFollowerThatIsAheadOfARewriting(t *testing.T) {
-	_, sys := sim.Open(t, smallChunks)
+	memory, page := keptMemory(t)
 	ctx := peertest.Context(t)
-	memory, err := vmm.NewBuffer(sys.Devices()[0], vmm.BufferOptions{})
-	require.NoError(t, err)
-	require.NoError(t, memory.Resize(nil, 1<<20))
-	file, err := NewPageFile()
-	require.NoError(t, err)
-	page := NewPage([16]byte{1}, memory, file)
 	server := NewServer(ServerOptions{})
 	p, err := server.Publish("weights", memory, PublishOptions{Page: page})
 	require.NoError(t, err)
@@ -80,8 +73,6 @@ func TestAFollowerThatIsAheadOfARewriting(t *testing.T) {
 	require.NoError(t, p.timeline.stream.Synchronize())
 	require.Greater(t, words.seen().complete, words.seen().flux)
 	require.NoError(t, server.Close())
-	require.NoError(t, page.Close())
-	require.NoError(t, memory.Close())
 }
 
 // A Next that was about to show what its publisher did not finish waits, and holds nothing meanwhile:
