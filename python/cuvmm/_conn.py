@@ -121,8 +121,9 @@ class Conn(OfProcess):
         nonce = os.urandom(16)
         self._in = _packet.Inbound(nonce, may_lose, _most_files() if max_files is None else max_files)
         #: The packets of a message that was not delivered yet, as the system gave them. An owner that may be interrupted
-        #: empties it when it has the message's descriptors.
+        #: empties it when it has the message.
         self.undelivered: List[Any] = []
+        self._taken, self._began = 0, 0  # how many of them are reassembled, and the first one's number
         self._discarded: List[Optional[int]] = []  # of their descriptors, those that are closed
         with contextlib.suppress(OSError):  # the first receive reports why the peer closed it
             s.send(_packet.greeting(nonce))
@@ -237,7 +238,7 @@ class Conn(OfProcess):
     def receive(self, timeout: Optional[float] = None) -> _packet.Message:
         """Waits for the next message. The caller owns its descriptors. A timeout loses nothing.
 
-        A caller that may be interrupted calls ``interrupted`` then.
+        A caller that may be interrupted calls ``interrupted`` then, by which an interruption loses nothing either.
         """
         self._check_process()
         until = _deadline(timeout)
@@ -246,7 +247,7 @@ class Conn(OfProcess):
             turn.extend(map(self._receiving.acquire, [True], [-1 if timeout is None else min(timeout, threading.TIMEOUT_MAX)]))
             if not turn[0]:
                 raise WaitTimeout("another thread is receiving", "try again")
-            if not self._in.pending():
+            if self._taken and not self._in.pending():
                 self.undelivered = []
             while True:
                 self._check_open()
@@ -261,11 +262,12 @@ class Conn(OfProcess):
                 self._receiving.release()
 
     def interrupted(self) -> None:
-        """Ends the connection if an interruption lost a message, or a part of one, and closes its descriptors."""
-        if self.undelivered:
-            self.discard()
-            self._in.discard()
-            self.fail(GoneError("a call that received a message was interrupted", "connect again"))
+        """Has the next call receive the message, or the part of one, that an interrupted one did not deliver."""
+        if self._discarded:
+            self.discard()  # which was interrupted
+        elif self.undelivered:
+            self._in.rewind(self._began)
+            self._taken = 0
 
     def discard(self) -> None:
         """Closes the descriptors of a message that was not delivered. After an interruption it goes on where it stopped."""
@@ -278,27 +280,18 @@ class Conn(OfProcess):
         self.undelivered, self._discarded = [], []
 
     def _packet(self, until: Optional[float], owed: bool) -> Optional[_packet.Message]:
-        while True:
-            if not _poll(self._arrivals, until):
-                if owed:
-                    raise self.fail(WaitTimeout(f"the other process did not finish a greeting or a message within {self.timeout:g} s", "check what blocks it"))
-                raise WaitTimeout("no message arrived", "try again: nothing was lost")
-            try:
-                self.undelivered.extend(map(self._socket.recvmsg, [_packet.HEADER + _packet.BODY + 1], [_ANCILLARY], [_CLOEXEC]))
-                data, ancillary, flags, _ = self.undelivered[-1]
-                break
-            except (BlockingIOError, InterruptedError, ConnectionResetError):
-                continue  # a peer that closed with unread packets resets the connection once: what it sent is still here
-            except OSError as e:
-                self._check()
-                raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
+        if not self.undelivered:
+            self._taken, self._began = 0, self._in.sequence
+        if self._taken == len(self.undelivered):
+            self._arrive(until, owed)
+        data, ancillary, flags, _ = self.undelivered[self._taken]
         files = _files(ancillary) if ancillary else []
-        self.undelivered[-1] = b"", ancillary, flags, None  # the descriptors alone
         if not data and not files:
             self._check()
             raise self.fail(GoneError("the other process closed the connection", "connect again after it has restarted"))
         try:
             m = self._in.take(data, files, bool(flags & socket.MSG_CTRUNC))
+            self._taken += 1
         except Error as e:
             self.discard()
             self._in.discard()
@@ -307,6 +300,22 @@ class Conn(OfProcess):
             self.discard()
             return m._replace(files=[])
         return m
+
+    def _arrive(self, until: Optional[float], owed: bool) -> None:
+        """Waits for a packet."""
+        while True:
+            if not _poll(self._arrivals, until):
+                if owed:
+                    raise self.fail(WaitTimeout(f"the other process did not finish a greeting or a message within {self.timeout:g} s", "check what blocks it"))
+                raise WaitTimeout("no message arrived", "try again: nothing was lost")
+            try:
+                self.undelivered.extend(map(self._socket.recvmsg, [_packet.HEADER + _packet.BODY + 1], [_ANCILLARY], [_CLOEXEC]))
+                return
+            except (BlockingIOError, InterruptedError, ConnectionResetError):
+                continue  # a peer that closed with unread packets resets the connection once: what it sent is still here
+            except OSError as e:
+                self._check()
+                raise self.fail(GoneError(f"the connection ended: {e.strerror}")) from None
 
     def close(self) -> None:
         """Ends the connection and every call that waits on it. Idempotent. In a child of fork it closes only the child's descriptors."""
@@ -317,7 +326,7 @@ class Conn(OfProcess):
             self._closed = True
         self.shutdown()
         with self._receiving, self._sending:
-            if self._in.pending():
+            if self._in.pending() or self._taken < len(self.undelivered):
                 self._in.discard()
                 self.discard()
             self._socket.close()

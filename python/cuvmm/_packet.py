@@ -83,7 +83,7 @@ class Inbound:
         self.greeted = False
         self.version = FIRST_VERSION
         self.peer = NO_NONCE
-        self._sequence = 0
+        self.sequence = 0  # of the next packet
         self._first: Optional[Tuple[int, int, int]] = None  # kind, bytes in all, files in all
         self._body = bytearray()
         self._files: List[int] = []
@@ -93,6 +93,10 @@ class Inbound:
     def pending(self) -> bool:
         """Whether part of a message has arrived."""
         return self._first is not None
+
+    def rewind(self, sequence: int) -> None:
+        """Has it take a message once more from its first packet on, which has that number."""
+        self.sequence, self._first, self._files, self.greeted = sequence, None, [], sequence > 0
 
     def discard(self) -> List[int]:
         """Returns the descriptors of an incomplete message, for the caller to close."""
@@ -109,9 +113,9 @@ class Inbound:
         magic, version, kind, to, sequence, n, fds, all_n, all_fds = _HEADER.unpack_from(p)
         body = p[HEADER:]
         self._check(magic, version, kind, n, fds, all_n, all_fds, len(body), len(files), lost)
-        if sequence != self._sequence:
-            raise _broken(f"packet {sequence}, where {self._sequence} is the next")
-        self._sequence += 1
+        if sequence != self.sequence:
+            raise _broken(f"packet {sequence}, where {self.sequence} is the next")
+        self.sequence += 1
         if kind == REFUSAL:
             if to not in (self._own, NO_NONCE):
                 raise _broken("a refusal of another connection")

@@ -425,7 +425,7 @@ class Broker(OfProcess):
             finally:
                 close_all(files)
             given.append(o)
-            self._held.setdefault(o.key, []).append(o)
+            self._held[o.key] = [*self._held.get(o.key, ()), o]  # in one step: a key without objects would never be released
             del self._loose[o.key]
             return o
 
@@ -545,14 +545,17 @@ class Broker(OfProcess):
 
     def _reply(self, ch: Channel, by: Optional[float] = None) -> "Tuple[str, Dict[str, Any], List[int]]":
         m = ch.message(None if by is None else _left(by))
-        while self._is_request(m):
-            m = ch.message(None if by is None else _left(by))
         try:
+            while self._is_request(m):
+                m = ch.message(None if by is None else _left(by))
             said, fields = _wire.decode(m.kind, m.body, "holder")
             if fields["number"] != self._number or len(m.files) > (said == "object"):
                 raise ProtocolError(f"{said} to request {fields['number']} with {counted(len(m.files), 'file')}, where {self._number} is the request")
-        except BaseException:
+        except Error:
             close_all(m.files)
+            raise
+        except BaseException:
+            ch.put_back(m)  # Ctrl-C: what it brings is given back
             raise
         if said == "object denied":
             kind = _STATUSES[fields["cause"]] if fields["cause"] < len(_STATUSES) else RefusedError

@@ -169,49 +169,63 @@ class Channel(OfProcess):
         m: Optional[Message] = None
         try:
             with self._lock:
-                until = None if timeout is None else time.monotonic() + timeout
-                while not self._messages:
-                    self._step(until)
-                m, self._messages = self._messages[0], self._messages[1:]
+                try:
+                    until = None if timeout is None else time.monotonic() + timeout
+                    while not self._messages:
+                        self._step(until)
+                    m, self._messages = self._messages[0], self._messages[1:]
+                except BaseException as e:
+                    self._read_again_after(e)
+                    raise
             return m
         except Error:
             raise
         except BaseException:
             if m is not None:
-                self._messages = (m, *self._messages)
-            self._conn.interrupted()
+                self.put_back(m)
             raise
+
+    def _read_again_after(self, e: BaseException) -> None:
+        """Has the next call read what this one was reading, if it was interrupted. The lock is held."""
+        if not isinstance(e, Error):
+            self._conn.interrupted()
+
+    def put_back(self, m: Message) -> None:
+        """Has the next call of ``message`` return a message that this one has returned."""
+        self._messages = (m, *self._messages)
 
     def receive(self, device: int = 0, *, write: bool = False, max_bytes: int = 0, timeout: Optional[float] = None) -> Imported:
         """Waits for memory that the peer sends, and maps it.
 
         It checks what the peer declares, first by itself and then against the memory. An error is sent to the peer, too.
         ``max_bytes`` limits the size (0: the device's memory); ``timeout``, in seconds, the wait for an offer. After Ctrl-C
-        the peer's transfer has failed; the connection has ended as well if a message of the peer was lost. If the peer fails,
+        the peer's transfer has failed. If the peer fails,
         even before it offers memory, RefusedError has its reason; of several failures while no call received, the last.
         """
         got = Imported(_driver.device(device), write)
         try:
             self.receive_into(got, max_bytes, timeout)
             return got
-        except BaseException as e:
+        except BaseException:
             got.abandon()
-            if not isinstance(e, Error):
-                self._conn.interrupted()
             raise
 
     def receive_into(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> None:
         """``receive`` for memory that the caller has, and abandons after an error."""
         self._check_process()
         with self._lock:
-            until = None if timeout is None else time.monotonic() + timeout
-            while self._offer is None and self._refused is None:
-                self._step(until)
-            if self._refused is not None:  # it is older than an offer
-                reason, self._refused = self._refused, None
-                raise RefusedError(quoted(reason), "the reason is the peer's own words")
-            assert self._offer is not None
-            self._receive(got, self._offer, got.device, max_bytes)
+            try:
+                until = None if timeout is None else time.monotonic() + timeout
+                while self._offer is None and self._refused is None:
+                    self._step(until)
+                if self._refused is not None:  # it is older than an offer
+                    reason, self._refused = self._refused, None
+                    raise RefusedError(quoted(reason), "the reason is the peer's own words")
+                assert self._offer is not None
+                self._receive(got, self._offer, got.device, max_bytes)
+            except BaseException as e:
+                self._read_again_after(e)
+                raise
 
     def _receive(self, got: Imported, offer: Dict[str, object], dev: _driver.Device, max_bytes: int) -> None:
         number = offer["transfer"]

@@ -7,6 +7,7 @@ import ctypes
 import functools
 import gc
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -206,6 +207,35 @@ class BrokerTest(ServedTest):
                 call()
             self.assertEqual([x.holders for x in b.list(timeout=0)], [0])
         self.assertIs(b._channel, ch)
+
+    def test_interruptions_at_random_leave_nothing(self) -> None:
+        """Ctrl-C at any moment of a call or a close: what the program did not get is not held."""
+        b, other, r = self.connect(), self.connect(), random.Random(3)
+        with b.writer("model", LIKE):
+            pass
+        before = signal.signal(signal.SIGALRM, signal.default_int_handler)
+        calls: List[Callable[[], Any]] = [  # each result is noted in the step in which the call returns
+            lambda: map(b.attach, ["model"]), lambda: map(functools.partial(b.keep, wait=True, timeout=60), ["kept"], [1]), lambda: map(functools.partial(b.writer, ephemeral=True), ["more"], [LIKE])]
+        interrupted = 0
+        try:
+            for i in range(600):
+                got: List[Any] = []
+                try:
+                    try:
+                        signal.setitimer(signal.ITIMER_REAL, 0.0001 + r.random() * 0.003)
+                        got.extend(calls[i % 3]())
+                        got[0].close()
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except KeyboardInterrupt:
+                    interrupted += 1
+                for o in got:
+                    o.close()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        self.assertGreater(interrupted, 10)
+        b.keep("kept", 1, wait=True, timeout=60).close()
+        await_that(lambda: [(x.name, x.holders) for x in other.list()] == [("kept", 0), ("model", 0)], "nobody holds anything")
 
     def test_timeouts_beside_a_broker_that_stands_still(self) -> None:
         b = self.connect()
