@@ -13,8 +13,8 @@ import (
 // RewriteOptions configure [Publication.Rewrite].
 type RewriteOptions struct {
 	// ExcludeAfter is how long Rewrite waits for a follower. One that has not released by
-	// then what it reads is excluded: it is told (ErrExcluded), and can no longer prove that
-	// what it read was intact (Follower.Intact). 0 excludes none.
+	// then what it reads is excluded: it is told (ErrExcluded), shows nothing (Len is 0), and can no longer
+	// prove that what it read was intact (Follower.Intact). 0 excludes none.
 	ExcludeAfter time.Duration
 	// Excluded is called with each follower that is excluded, before Rewrite returns. A panic
 	// is logged.
@@ -230,7 +230,7 @@ func (p *Publication) tell(w *pageSlot) {
 		intent = p.wanted()
 	}
 	w.word(intentWord).Store(intent)
-	w.word(fluxWord).Store(p.flux)
+	w.word(fluxWord).Store(max(p.flux, w.word(fluxWord).Load())) // more for a follower that was excluded
 }
 
 // setCut notes that something of what is shown is taken back. The caller holds changes.

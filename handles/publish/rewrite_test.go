@@ -375,6 +375,7 @@ func TestLateReadersAreExcluded(t *testing.T) {
 	require.Eventually(t, func() bool { return h.f.Err() != nil }, peertest.Guard, time.Millisecond)
 	require.ErrorIs(t, h.f.Err(), publish.ErrExcluded)
 	require.ErrorIs(t, h.f.Next(ctx, stream(t, h.d)), publish.ErrExcluded)
+	require.Zero(t, h.f.Len())
 	require.NoError(t, quick.Err())
 	h.version++
 	require.NoError(t, h.announce())

@@ -261,8 +261,8 @@ class Publication(OfProcess):
 
         ``timeout`` limits the wait, in seconds. WaitTimeout names the followers that were waited for, and nothing may be written
         then: followers go on with what was there, as another generation. With ``exclude_after``, followers that have not
-        released so many seconds later are excluded: they get an ExcludedError, and ``on_excluded`` is called with each; if it
-        raises, the call fails.
+        released so many seconds later are excluded: they get an ExcludedError and show nothing, and ``on_excluded`` is called with each; if
+        it raises, the call fails.
         """
         self._check_process()
         if exclude_after is not None and not exclude_after >= 0:
@@ -325,6 +325,7 @@ class Publication(OfProcess):
             if reading and exclude_after is not None and waited >= exclude_after:
                 for f in reading:
                     excluded.append(f.stats(self._view))
+                    f.slot.store(_page.FLUX, self._view.generation)  # it shows nothing, even if it has gone when the rewriting begins
                     self._go_on_without(f)
                     f.ending = (ENDED, _EXCLUDED, f"what it read was not released within {exclude_after:g} s")
                     f.session.wake()
@@ -367,7 +368,7 @@ class Publication(OfProcess):
 
     def _tell(self, slot: Slot) -> None:
         slot.store(_page.INTENT, self._view.generation if self._rewriting is Rewriting.OPENING else self._flux)
-        slot.store(_page.FLUX, self._flux)
+        slot.store(_page.FLUX, max(self._flux, slot.load(_page.FLUX)))  # more for a follower that was excluded
 
     def _renumber(self, beyond: int = 0) -> None:
         """Shows the same elements as another generation."""
