@@ -56,3 +56,21 @@ func TestFailingWhileThePeerGreets(t *testing.T) {
 		require.NoError(t, far.Close())
 	}
 }
+
+// What another goroutine reads just before the connection ends is received, whichever of the two is noticed first.
+func TestWhatArrivesBeforeTheEndIsReceived(t *testing.T) {
+	for range 100 {
+		near, _ := linkedPair(t)
+		looked := false
+		require.NoError(t, near.await(moment(t), "test", func() bool {
+			if !looked { // and found nothing: now it comes, and the end right behind it
+				looked = true
+				require.NoError(t, near.mailbox.put(Message{Kind: 1}))
+				_ = near.fail(ErrGone)
+				return false
+			}
+			_, ok := near.mailbox.takeProgram()
+			return ok
+		}))
+	}
+}

@@ -107,11 +107,13 @@ func (b *mailbox) discard() {
 // await waits until take returns true, and reads messages meanwhile.
 func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 	for {
-		changed, full := c.mailbox.state() // before take, to miss no change between the two
+		// Both before take, to miss no change between: what arrived before the end counts.
+		over := c.isOver()
+		changed, full := c.mailbox.state()
 		switch {
 		case take():
 			return nil
-		case c.isOver():
+		case over:
 			return c.ended(op)
 		}
 		receiving := c.receiving
@@ -125,7 +127,7 @@ func (c *Conn) await(ctx context.Context, op string, take func() bool) error {
 		case <-ctx.Done():
 			return errs.PeerWait(ctx, op, "", "try again: nothing was lost")
 		case <-c.over:
-			return c.ended(op)
+			continue
 		}
 		// The goroutine that had the slot before may have read it.
 		if take() {
