@@ -205,11 +205,12 @@ func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 	if c == nil {
 		return errs.PeerInvalid(op, "a nil connection", "make one with peer.Pair")
 	}
-	defer func() { _ = c.Close() }()
 	if !b.closer.Acquire() {
+		_ = c.Close()
 		return errs.PeerClosed(op, "broker")
 	}
 	defer b.closer.Release()
+	defer func() { _ = c.Close() }()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(b.ctx, cancel)()
@@ -218,7 +219,7 @@ func (b *Broker) ServeConn(ctx context.Context, c *peer.Conn) error {
 
 // serve runs a session.
 func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
-	s := &session{b: b, c: c, copying: wait.NewSlot(), awaits: map[uint32]context.CancelFunc{}}
+	s := &session{b: b, c: c, copying: wait.NewSlot(), replying: wait.NewSlot(), awaits: map[uint32]context.CancelFunc{}}
 	of, _ := c.Peer() // an inherited one counts as root's
 	err := b.enter(of.UID)
 	if err == nil {

@@ -30,19 +30,20 @@ func (s *session) commit(ctx context.Context, op string, r *request) error {
 			return s.committed(ctx, r, record.Version, s.seal(ctx, op, o, record, r.manifest, may))
 		}
 	}
-	late := s.later(ctx, r.number, func(within context.Context) error {
+	late := s.later(ctx, r.number, func(within context.Context) (send func() error) {
 		for errors.Is(err, errSealing) {
-			if !b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
-				_ = r.manifest.Close()
-				return s.committed(ctx, r, 0, errs.Peer(op, peer.ErrGone, "the client, which does not wait", ""))
+			if b.await(within, func() bool { o := b.books.objects[r.key]; return o == nil || !o.sealing }) {
+				o, record, version, err = s.beginCommit(op, r)
+			} else {
+				err = errs.Peer(op, peer.ErrGone, "the client, which does not wait", "")
 			}
-			o, record, version, err = s.beginCommit(op, r)
 		}
 		if o == nil {
 			_ = r.manifest.Close()
-			return s.committed(ctx, r, version, err)
+		} else {
+			version, err = record.Version, s.seal(within, op, o, record, r.manifest, b.grant(s.of, o.Name))
 		}
-		return s.committed(ctx, r, record.Version, s.seal(within, op, o, record, r.manifest, b.grant(s.of, o.Name)))
+		return func() error { return s.committed(ctx, r, version, err) }
 	})
 	switch {
 	case late == nil:

@@ -166,3 +166,47 @@ func TestAClientThatWaitsTooOften(t *testing.T) {
 	require.NoError(t, o.Close())
 	require.NoError(t, k.Close())
 }
+
+// A client that has the reply to a request may send another, however many wait beside it.
+func TestARequestThatHasItsReplyDoesNotCount(t *testing.T) {
+	peertest.NoLeak(t)
+	b, d := newBroker(t)
+	k, ctx := clientOf(t, b), peertest.Context(t)
+	x := against(t, b, false)
+	sent := uint32(0)
+	await := func(name string) {
+		sent++
+		x.send((&request{kind: wire.BrokerAwait, number: sent, name: name}).pack())
+	}
+	for range 50 {
+		w, err := k.Create(ctx, d, "w", CreateOptions{Bytes: 1})
+		require.NoError(t, err)
+		for range maxAwaits {
+			await("w")
+		}
+		require.Equal(t, wire.BrokerStatus, x.ask(request{kind: wire.BrokerAsk}).kind, "the broker has all of them")
+		require.NoError(t, w.Close())
+		for n := range 2 * maxAwaits {
+			_, err := x.c.Receive(ctx)
+			require.NoError(t, err)
+			if n < maxAwaits {
+				await("nothing") // which is not written
+			}
+		}
+	}
+	require.NoError(t, x.c.Close())
+	require.NoError(t, <-x.ended)
+	require.NoError(t, k.Close())
+}
+
+// Requests whose replies a client does not read count.
+func TestAClientThatReadsNoReplies(t *testing.T) {
+	peertest.NoLeak(t)
+	b, _ := newBroker(t)
+	x := against(t, b, false)
+	for n, err := uint32(0), error(nil); err == nil; n++ {
+		require.Less(t, n, uint32(1<<16), "it is cut off")
+		err = x.c.Send(peertest.Context(t), (&request{kind: wire.BrokerAwait, number: n, name: "nothing"}).pack())
+	}
+	require.ErrorIs(t, <-x.ended, peer.ErrProtocol)
+}

@@ -112,17 +112,29 @@ func (l *line) abandon(number uint32) {
 	}
 }
 
-// next waits for the next reply to a request.
+// next waits for the next reply to a request. One that came before the connection or the context ended counts.
 func (l *line) next(ctx context.Context, op string, replies chan reply) (reply, error) {
+	var ended error
 	select {
 	case r := <-replies:
-		if r.kind == wire.BrokerDenied {
-			return r, r.err(op)
-		}
-		return r, nil
+		return r, r.denied(op)
 	case <-l.over:
-		return reply{}, link.Of(l.c).Ended(op)
+		ended = link.Of(l.c).Ended(op)
 	case <-ctx.Done():
-		return reply{}, errs.PeerWait(ctx, op, "the broker has not replied", "see what the broker's process does")
+		ended = errs.PeerWait(ctx, op, "the broker has not replied", "see what the broker's process does")
 	}
+	select {
+	case r := <-replies:
+		return r, r.denied(op)
+	default:
+		return reply{}, ended
+	}
+}
+
+// denied returns the error of a reply that refuses the request.
+func (r *reply) denied(op string) error {
+	if r.kind == wire.BrokerDenied {
+		return r.err(op)
+	}
+	return nil
 }

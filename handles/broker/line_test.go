@@ -41,3 +41,21 @@ func TestABrokerThatReadsNothing(t *testing.T) {
 	require.Error(t, <-ended)
 	require.NoError(t, far.Close())
 }
+
+// A reply that came counts, even if the connection or the context has ended when the caller looks.
+func TestAReplyThatCameCounts(t *testing.T) {
+	near, far := peertest.Pair(t, peer.Options{})
+	l := &line{c: near, over: make(chan struct{})}
+	close(l.over)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 100 {
+		replies := make(chan reply, 1)
+		replies <- reply{number: 3}
+		got, err := l.next(ctx, "test", replies)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, got.number)
+	}
+	require.NoError(t, near.Close())
+	require.NoError(t, far.Close())
+}

@@ -31,8 +31,11 @@ type session struct {
 
 	// copying is taken by the commit whose copy is made: that takes a process, and a context.
 	copying wait.Slot
-	waiting sync.WaitGroup
-	mu      sync.Mutex
+	// replying is taken by one request of awaits that sends its reply, which does not count any more. The others do, or
+	// a client that reads nothing would have any number of them wait.
+	replying wait.Slot
+	waiting  sync.WaitGroup
+	mu       sync.Mutex
 	// awaits end the requests that go on beside others, by their numbers.
 	awaits map[uint32]context.CancelFunc
 }
@@ -448,27 +451,33 @@ func (s *session) await(ctx context.Context, op string, r *request) error {
 		return s.send(ctx, denial(r.number, err))
 	}
 	b := s.b
-	return s.later(ctx, r.number, func(within context.Context) error {
+	return s.later(ctx, r.number, func(within context.Context) (send func() error) {
 		b.await(within, func() bool { return len(b.books.versions(r.name)) > 0 || b.books.writers(r.name) == 0 })
-		return s.send(ctx, &reply{kind: wire.BrokerDone, number: r.number})
+		return func() error { return s.send(ctx, &reply{kind: wire.BrokerDone, number: r.number}) }
 	})
 }
 
-// later has a request go on beside the client's others, until it is cancelled or the session ends.
-func (s *session) later(ctx context.Context, number uint32, f func(context.Context) error) error {
+// later has a request go on beside the client's others, until it is cancelled or the session ends, and then replies. It
+// does not count by then: a client that has its reply may send another.
+func (s *session) later(ctx context.Context, number uint32, f func(context.Context) (send func() error)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.awaits) >= maxAwaits || s.awaits[number] != nil {
 		return s.fail(errs.Violation("%d requests that wait, where %d are the most", len(s.awaits)+1, maxAwaits))
 	}
-	ctx, cancel := context.WithCancel(ctx)
+	within, cancel := context.WithCancel(ctx)
 	s.awaits[number] = cancel
 	s.waiting.Go(func() {
-		_ = f(ctx) // what cannot be sent ends Receive, too
+		defer cancel()
+		send := f(within)
+		if !s.replying.Take(ctx, nil) {
+			return
+		}
+		defer s.replying.Give()
 		s.mu.Lock()
 		delete(s.awaits, number)
 		s.mu.Unlock()
-		cancel()
+		_ = send() // what cannot be sent ends Receive, too
 	})
 	return nil
 }
