@@ -617,7 +617,12 @@ func TestServeRefusesWrongFlags(t *testing.T) {
 		var out, complaints bytes.Buffer
 		require.Equal(t, exitUsage, run(args, &out, &complaints, thisHost()), args)
 	}
-	var out, complaints bytes.Buffer
-	require.Equal(t, exitFailed, run([]string{brokerRole}, &out, &complaints, thisHost()), "it has no keeper")
-	require.Contains(t, complaints.String(), "cuvmm serve")
+	self, err := os.Executable()
+	require.NoError(t, err)
+	c := exec.Command(self, brokerRole) // a process of its own, since it takes descriptor 3 over
+	c.Env = append(os.Environ(), asChild+"=1")
+	said, err := c.CombinedOutput()
+	require.Error(t, err, "it has no keeper")
+	require.Equal(t, exitFailed, c.ProcessState.ExitCode())
+	require.Contains(t, string(said), "cuvmm serve")
 }
