@@ -255,7 +255,8 @@ func (p *Publication) exclude(late []*replicator, e exclusion, why string) {
 // exclusionOf is the exclusion of a Rewrite that begins now.
 func (p *Publication) exclusionOf(o RewriteOptions) exclusion {
 	return exclusion{since: time.Now(), after: o.ExcludeAfter, undone: "nothing may be written", option: "RewriteOptions.ExcludeAfter", excluded: func(f *replicator, _ string) {
-		f.slot.word(fluxWord).Store(p.view.generation) // it shows nothing, even if its slot is gone when Rewrite returns
+		f.slot.word(intentWord).Store(p.view.generation) // it shows nothing, even if it has gone when Rewrite returns
+		f.slot.word(fluxWord).Store(p.view.generation)
 		for _, s := range p.samples([]*replicator{f}) {
 			if o.Excluded != nil {
 				core.SystemOf(p.timeline.dev).Hook("publish.RewriteOptions.Excluded", func() { o.Excluded(s.stats()) })

@@ -225,12 +225,13 @@ func (p *Publication) tellAll() {
 
 // tell is tellAll for one follower.
 func (p *Publication) tell(w *pageSlot) {
-	intent := max(p.flux, p.older)
+	flux := max(p.flux, w.word(fluxWord).Load()) // more for a follower that was excluded
+	intent := max(flux, p.older)
 	if p.rewriting == opening || p.rewriting == leaving {
-		intent = p.wanted()
+		intent = max(flux, p.wanted())
 	}
 	w.word(intentWord).Store(intent)
-	w.word(fluxWord).Store(max(p.flux, w.word(fluxWord).Load())) // more for a follower that was excluded
+	w.word(fluxWord).Store(flux)
 }
 
 // setCut notes that something of what is shown is taken back. The caller holds changes.

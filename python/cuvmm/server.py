@@ -325,7 +325,8 @@ class Publication(OfProcess):
             if reading and exclude_after is not None and waited >= exclude_after:
                 for f in reading:
                     excluded.append(f.stats(self._view))
-                    f.slot.store(_page.FLUX, self._view.generation)  # it shows nothing, even if it has gone when the rewriting begins
+                    for word in (_page.INTENT, _page.FLUX):  # it shows nothing, even if it has gone when the rewriting begins
+                        f.slot.store(word, self._view.generation)
                     self._go_on_without(f)
                     f.ending = (ENDED, _EXCLUDED, f"what it read was not released within {exclude_after:g} s")
                     f.session.wake()
@@ -367,8 +368,9 @@ class Publication(OfProcess):
         return [*(f.slot for f in self._followers), *self._kept]
 
     def _tell(self, slot: Slot) -> None:
-        slot.store(_page.INTENT, self._view.generation if self._rewriting is Rewriting.OPENING else self._flux)
-        slot.store(_page.FLUX, max(self._flux, slot.load(_page.FLUX)))  # more for a follower that was excluded
+        flux = max(self._flux, slot.load(_page.FLUX))  # more for a follower that was excluded
+        slot.store(_page.INTENT, self._view.generation if self._rewriting is Rewriting.OPENING else flux)
+        slot.store(_page.FLUX, flux)
 
     def _renumber(self, beyond: int = 0) -> None:
         """Shows the same elements as another generation."""
