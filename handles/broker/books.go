@@ -130,14 +130,14 @@ func (b *books) create(op string, key keeper.Key, r record, sizes []int, alone b
 		return o, nil
 	}
 	if b.keptAs(r.Name) != nil {
-		return nil, errs.Peer(op, ErrExists, fmt.Sprintf("a publication %q", r.Name), "use another name, or take it over: see Client.Keep")
+		return nil, errs.Peer(op, ErrExists, fmt.Sprintf("a publication %q", r.Name), "use another name, or keep it to publish it")
 	}
 	if alone {
 		switch {
 		case len(b.versions(r.Name)) > 0:
 			return nil, errs.Peer(op, ErrExists, fmt.Sprintf("object %q", r.Name), "attach it")
 		case b.writers(r.Name) > 0:
-			return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", r.Name), "wait for its writer")
+			return nil, beingWritten(op, r.Name)
 		}
 	}
 	r.State = writing
@@ -170,21 +170,27 @@ func (b *books) room(op string, uid uint32, bytes, descriptors int, q Quota) err
 			own.Bytes, own.Objects, own.Descriptors = own.Bytes+o.bytes, own.Objects+1, own.Descriptors+o.descriptors
 		}
 	}
-	refused := func(asked string) error {
-		return errs.Peer(op, ErrLimit, asked, "remove objects that are not needed, and end the processes that hold them")
+	refused := func(alone bool, asked, raise string) error {
+		hint := "remove objects that are not needed, and end the processes that hold them"
+		if alone { // nothing that could be removed makes room
+			hint = "ask for less, or have that limit raised (" + raise + ")"
+		}
+		return errs.Peer(op, ErrLimit, asked, hint)
 	}
-	overQuota := func(asked string) error { return quotaError{refused(asked)} }
+	overQuota := func(alone bool, asked string) error {
+		return quotaError{refused(alone, asked, "the policy's, or cuvmm serve -limit-per-user")}
+	}
 	switch {
 	case len(b.objects) >= keeper.MaxEntries-1:
 		return errs.Peer(op, ErrLimit, fmt.Sprintf("%d objects", len(b.objects)+1), "remove some")
 	case b.limit > 0 && bytes > b.limit-all:
-		return refused(fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)))
+		return refused(bytes > b.limit, fmt.Sprintf("%s, where %s of %s are taken", errs.Bytes(bytes), errs.Bytes(all), errs.Bytes(b.limit)), "cuvmm serve -limit")
 	case q.Bytes > 0 && own.Bytes > q.Bytes:
-		return overQuota(fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own.Bytes-bytes), errs.Bytes(q.Bytes)))
+		return overQuota(bytes > q.Bytes, fmt.Sprintf("%s for user %d, who has %s of %s", errs.Bytes(bytes), uid, errs.Bytes(own.Bytes-bytes), errs.Bytes(q.Bytes)))
 	case q.Objects > 0 && own.Objects > q.Objects:
-		return overQuota(fmt.Sprintf("another object of user %d, who has %d of %d", uid, own.Objects-1, q.Objects))
+		return overQuota(false, fmt.Sprintf("another object of user %d, who has %d of %d", uid, own.Objects-1, q.Objects))
 	case q.Descriptors > 0 && own.Descriptors > q.Descriptors:
-		return overQuota(fmt.Sprintf("%s for user %d, who has %d of %d", errs.Count(descriptors, "descriptor"), uid, own.Descriptors-descriptors, q.Descriptors))
+		return overQuota(descriptors > q.Descriptors, fmt.Sprintf("%s for user %d, who has %d of %d", errs.Count(descriptors, "descriptor"), uid, own.Descriptors-descriptors, q.Descriptors))
 	}
 	return nil
 }
@@ -284,20 +290,30 @@ func (b *books) find(op, name string, version uint64) (*object, error) {
 	}
 	switch {
 	case b.keptAs(name) != nil:
-		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q, which is a publication's", name), "follow that: see publish.Follow")
+		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q, which is a publication's", name), "follow that publication")
 	case len(all) > 0:
 		return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("version %d of object %q, which has version %d now", version, name, all[len(all)-1].Version), "attach that one")
 	case b.writers(name) > 0:
-		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", name), "wait for its writer: see AttachOptions.Wait")
+		return nil, beingWritten(op, name)
 	}
-	return nil, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
+	return nil, notThere(op, name)
+}
+
+// notThere refuses a name of no object, and one that the client may not know of.
+func notThere(op, name string) error {
+	return errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "see whether the name is right, or have a process write it")
+}
+
+// beingWritten refuses a name whose writer has not committed.
+func beingWritten(op, name string) error {
+	return errs.Peer(op, ErrWriting, fmt.Sprintf("object %q", name), "wait until its writer commits it, or ends")
 }
 
 // hold adds a holder. A client that comes back says what it holds; of what ended it keeps its memory,
 // which counts again.
 func (b *books) hold(op string, h holder, key keeper.Key) error {
 	o := b.objects[key]
-	const hint = "close it when it is no longer needed, and ask anew: see Client.Attach and Client.Keep"
+	const hint = "close it when it is no longer needed, and ask anew"
 	if o == nil || o.State == kept && (o.Free || o.Writer != h) {
 		return errs.Peer(op, ErrLost, "what this client held", hint)
 	}

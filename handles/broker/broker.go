@@ -158,7 +158,7 @@ func (b *Broker) restore(ctx context.Context, op string) error {
 // Once the keeper does not reply it returns that error, and the broker serves nobody any more: end the
 // process.
 func (b *Broker) Serve(ctx context.Context, l *peer.Listener) error {
-	const op = "broker.Broker.Serve"
+	const op = opServe
 	if b == nil || b.ctx == nil {
 		return errs.PeerInvalid(op, "a nil or zero broker", "make one with New")
 	}
@@ -238,6 +238,7 @@ func (b *Broker) serve(ctx context.Context, c *peer.Conn) error {
 // many, so that none keeps the others out.
 const othersShare = 8
 
+// enter admits a client, or refuses it for a reason that it is told.
 func (b *Broker) enter(uid uint32) error {
 	most := maxSessions
 	if limit, err := fd.Limit(); err == nil {
@@ -246,10 +247,10 @@ func (b *Broker) enter(uid uint32) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.sessions >= most {
-		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients, where %d are the most", b.sessions+1, most), "try again when another has left")
+		return errs.Peer("", ErrLimit, fmt.Sprintf("%d clients, where %d are the most", b.sessions+1, most), "try again when another has left")
 	}
 	if most := max(most/othersShare, 1); uid != 0 && int(uid) != os.Geteuid() && b.ofUser[uid] >= most {
-		return errs.Peer("broker.Broker.Serve", peer.ErrTooLarge, fmt.Sprintf("%d clients of user %d, where %d are the most", b.ofUser[uid]+1, uid, most), "disconnect another first")
+		return errs.Peer("", ErrLimit, fmt.Sprintf("%d clients of user %d, where %d are the most", b.ofUser[uid]+1, uid, most), "disconnect another first")
 	}
 	b.enterLocked(uid)
 	return nil
@@ -280,7 +281,7 @@ func (b *Broker) Close() error {
 		return errs.PeerInvalid("broker.Broker.Close", "a nil or zero broker", "make one with New")
 	}
 	b.closer.Life.Close()
-	b.end(errs.PeerClosed("broker.Broker.Serve", "broker"))
+	b.end(errs.Peer("", cuda.ErrClosed, "the broker ends", "connect to the next one"))
 	return b.closer.Close(func() error {
 		b.running.Wait()
 		b.mu.Lock()
@@ -317,9 +318,10 @@ func (b *Broker) keep(key keeper.Key, record any, files ...*peer.FD) error {
 	if err == nil {
 		err = b.keeper.Write(b.ctx, keeper.Entry{Key: key, Record: text, Files: files})
 	}
+	var refused *peer.Error
 	switch {
-	case errors.Is(err, peer.ErrTooLarge): // the keeper's limit; it goes on
-		return errs.PeerCause(err, "broker.Broker.Serve", ErrLimit, "the keeper keeps no more", "remove objects, or raise the limit of open files of keeper and broker (ulimit -n)")
+	case errors.Is(err, peer.ErrTooLarge) && errors.As(err, &refused): // the keeper's limit; it goes on
+		return errs.Peer(opServe, ErrLimit, "the keeper "+refused.Asked, "remove objects, or raise the limit of open files of keeper and broker (ulimit -n)")
 	case err != nil:
 		b.fail(err)
 	}
@@ -337,7 +339,7 @@ func (b *Broker) fail(err error) {
 func (b *Broker) followKeeper() {
 	select {
 	case <-b.keeper.Over():
-		b.fail(errs.Peer("broker.Broker.Serve", peer.ErrGone, "the keeper", "end this process: with another keeper it starts anew"))
+		b.fail(errs.Peer(opServe, peer.ErrGone, "the keeper", "end this process: with another keeper it starts anew"))
 	case <-b.ctx.Done():
 	}
 }

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -38,6 +39,7 @@ type Client struct {
 	mu      sync.Mutex
 	now     *line
 	changed chan struct{} // closed and replaced when there is another line
+	away    error         // why the last attempt to come back failed
 	// held are the objects that are open here, and loose the keys of those that this client may hold
 	// without knowing: the next broker is told of both.
 	held  map[keeper.Key]map[*Object]struct{}
@@ -72,11 +74,11 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 	if back.Most == 0 {
 		back.Most = time.Second
 	}
-	k, err := dial(ctx, path, o)
+	k, err := dial(ctx, op, path, o)
 	if err != nil {
 		return nil, err
 	}
-	k.path, k.o = path, o
+	k.o = o
 	if back.Context != nil {
 		stop := context.AfterFunc(back.Context, k.cancel)
 		context.AfterFunc(k.ctx, func() { stop() })
@@ -86,19 +88,19 @@ func Dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 }
 
 // dial makes the first connection. A broker may end, or stop, before it has greeted.
-func dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
+func dial(ctx context.Context, op, path string, o DialOptions) (*Client, error) {
 	if !o.Wait {
 		c, err := peer.Dial(ctx, path, o.Options)
 		if err != nil {
 			return nil, err
 		}
-		return newClient(ctx, c)
+		return newClient(ctx, op, path, c)
 	}
 	for pause := o.ComeBack.First; ; pause = min(2*pause, o.ComeBack.Most) {
 		var k *Client
 		c, err := peer.DialWait(ctx, path, o.Options)
 		if err == nil {
-			k, err = newClient(ctx, c)
+			k, err = newClient(ctx, op, path, c)
 		}
 		again := errors.Is(err, peer.ErrGone) || errors.Is(err, peer.ErrTimeout)
 		if err == nil || !again || !wait.Sleep(ctx, pause) {
@@ -109,10 +111,11 @@ func dial(ctx context.Context, path string, o DialOptions) (*Client, error) {
 
 // NewClient makes a client of a connection, which it owns. It does not come back when that ends.
 func NewClient(ctx context.Context, c *peer.Conn) (*Client, error) {
+	const op = "broker.NewClient"
 	if c == nil {
-		return nil, errs.PeerInvalid("broker.NewClient", "a nil connection", "make one with peer.Inherit")
+		return nil, errs.PeerInvalid(op, "a nil connection", "make one with peer.Inherit")
 	}
-	k, err := newClient(ctx, c)
+	k, err := newClient(ctx, op, "", c)
 	if err == nil {
 		k.running.Go(func() {
 			select {
@@ -125,21 +128,40 @@ func NewClient(ctx context.Context, c *peer.Conn) (*Client, error) {
 	return k, err
 }
 
-func newClient(ctx context.Context, c *peer.Conn) (*Client, error) {
-	k := &Client{waits: make(wait.Slot, maxAwaits/2), commits: make(wait.Slot, maxAwaits/4), changed: make(chan struct{}), held: map[keeper.Key]map[*Object]struct{}{}, loose: map[keeper.Key]struct{}{}}
+func newClient(ctx context.Context, op, path string, c *peer.Conn) (*Client, error) {
+	k := &Client{path: path, waits: make(wait.Slot, maxAwaits/2), commits: make(wait.Slot, maxAwaits/4), changed: make(chan struct{}), held: map[keeper.Key]map[*Object]struct{}{}, loose: map[keeper.Key]struct{}{}}
 	_, _ = rand.Read(k.number[:]) // never fails
-	if err := k.hello(ctx, c); err != nil {
+	if err := k.hello(ctx, op, c); err != nil {
 		_ = c.Close()
 		return nil, err
 	}
 	k.closing, k.endAll = context.WithCancel(context.Background())
 	k.ctx, k.cancel = context.WithCancel(k.closing)
-	k.now = newLine(c, k.wanted)
+	k.now = newLine(c, k.broker(), k.wanted)
 	return k, nil
 }
 
-func (k *Client) hello(ctx context.Context, c *peer.Conn) error {
-	return c.Send(ctx, peer.Message{Kind: wire.BrokerHello, Body: k.number[:]})
+// broker names the broker in errors.
+func (k *Client) broker() string {
+	if k.path == "" {
+		return "the broker"
+	}
+	return fmt.Sprintf("the broker at %q", k.path)
+}
+
+// hello tells the broker who this client is. One that takes no more clients may have ended the connection by then, and
+// has said why.
+func (k *Client) hello(ctx context.Context, op string, c *peer.Conn) error {
+	err := c.Send(ctx, peer.Message{Kind: wire.BrokerHello, Body: k.number[:]})
+	if errors.Is(err, peer.ErrGone) {
+		m, why := c.Receive(ctx)
+		_ = m.Close()
+		err = cmp.Or(why, err)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %s: %w", op, k.broker(), err)
+	}
+	return nil
 }
 
 // redial connects again whenever a connection has ended. It pauses after one that ended soon, because
@@ -166,26 +188,30 @@ func (k *Client) redial() {
 				pause = min(2*pause, k.o.ComeBack.Most)
 			}
 			began = time.Now()
-			if l := k.comeBack(); l != nil {
+			l, err := k.comeBack()
+			if err == nil {
 				old = l
 				break
 			}
+			k.mu.Lock()
+			k.away = err
+			k.mu.Unlock()
 		}
 	}
 }
 
-// comeBack connects, and tells the broker what this client holds. It returns nil if that failed.
-func (k *Client) comeBack() *line {
+// comeBack connects, and tells the broker what this client holds.
+func (k *Client) comeBack() (*line, error) {
 	c, err := peer.Dial(k.ctx, k.path, k.o.Options)
 	if err != nil {
-		return nil
+		return nil, err
 	}
-	if err := k.hello(k.ctx, c); err != nil {
+	if err := k.hello(k.ctx, "broker.Client", c); err != nil {
 		_ = c.Close()
-		return nil
+		return nil, err
 	}
 	// Nothing is attached before there is a connection, and what is closed meanwhile is released on it.
-	l := newLine(c, k.wanted)
+	l := newLine(c, k.broker(), k.wanted)
 	tell := func(kind uint16, key keeper.Key) error {
 		_, err := l.do(k.ctx, "broker.Client", request{kind: kind, key: key})
 		return err
@@ -216,12 +242,12 @@ func (k *Client) comeBack() *line {
 	}
 	if err != nil {
 		_ = c.Close()
-		return nil
+		return nil, err
 	}
-	k.now = l
+	k.now, k.away = l, nil
 	close(k.changed)
 	k.changed = make(chan struct{})
-	return l
+	return l, nil
 }
 
 // hold notes an object that is open here.
@@ -324,7 +350,7 @@ func (k *Client) release(l *line, key keeper.Key) {
 
 // do sends a request with one reply, and waits for it.
 func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
-	number, replies, err := l.request(ctx, r)
+	number, replies, err := l.request(ctx, op, r)
 	if err != nil {
 		return reply{}, err
 	}
@@ -334,7 +360,7 @@ func (l *line) do(ctx context.Context, op string, r request) (reply, error) {
 
 // await is do of a request that goes on at the broker, and need not once the context has ended.
 func (l *line) await(ctx context.Context, op string, r request) (reply, error) {
-	number, replies, err := l.request(ctx, r)
+	number, replies, err := l.request(ctx, op, r)
 	if err != nil {
 		return reply{}, err
 	}
@@ -389,9 +415,23 @@ func (k *Client) on(ctx context.Context, op string, f func(ctx context.Context, 
 			}
 			return err
 		case <-ctx.Done():
-			return errs.Both(errs.PeerWait(ctx, op, "the broker has gone", "see whether its keeper starts another"), err)
+			return k.stayedAway(ctx, op, err)
 		}
 	}
+}
+
+// stayedAway is the error of a call whose connection ended with an error, and for which none came in time.
+func (k *Client) stayedAway(ctx context.Context, op string, why error) error {
+	k.mu.Lock()
+	if k.away != nil && !errors.Is(k.away, peer.ErrGone) {
+		why = k.away
+	}
+	k.mu.Unlock()
+	what, hint := " has gone", "see whether its keeper starts another"
+	if errors.Is(why, peer.ErrRefused) {
+		what, hint = " refused this client, or has ended", "see its reason"
+	}
+	return errs.Both(errs.PeerWait(ctx, op, k.broker()+what, hint), why)
 }
 
 // lineOver reports whether a request failed because its connection ended. The peer may be gone before
@@ -470,7 +510,7 @@ func (k *Client) List(ctx context.Context) (all []Listing, err error) {
 	const op = "broker.Client.List"
 	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		all = nil
-		number, replies, err := l.request(ctx, request{kind: wire.BrokerList})
+		number, replies, err := l.request(ctx, op, request{kind: wire.BrokerList})
 		if err != nil {
 			return err
 		}
@@ -501,7 +541,7 @@ func (k *Client) Remove(ctx context.Context, name string, version uint64) error 
 	}
 	sent := false // to a broker that may have ended after it removed them
 	return k.on(ctx, op, func(ctx context.Context, l *line) error {
-		number, replies, err := l.request(ctx, request{kind: wire.BrokerRemove, name: name, version: version})
+		number, replies, err := l.request(ctx, op, request{kind: wire.BrokerRemove, name: name, version: version})
 		if err != nil {
 			return err
 		}

@@ -83,7 +83,7 @@ func (s *session) beginCommit(op string, r *request) (*object, record, uint64, e
 	}
 	var m handles.Manifest
 	if err := m.UnmarshalBinary(text); err != nil {
-		return nil, record{}, 0, errs.PeerCause(err, op, cuda.ErrInvalidArgument, "a manifest", "pass what handles.Manifest.MarshalBinary returned")
+		return nil, record{}, 0, errs.PeerCause(err, op, cuda.ErrInvalidArgument, "a manifest", "send one in the form of docs/protocol.md")
 	}
 	b := s.b
 	b.mu.Lock()

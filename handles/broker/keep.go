@@ -36,7 +36,7 @@ type KeepOptions struct {
 //
 // The broker keeps it until it is removed, whatever becomes of its publishers. The end of a publisher's process
 // counts, not that of its connection, because work on the GPU outlives that. If the broker cannot watch a publisher's
-// process, and its connection has ended, Keep returns cuda.ErrNotSupported. New memory has undefined contents.
+// process, and its connection has ended, Keep returns cuda.ErrNotSupported: remove it once that process has ended. New memory has undefined contents.
 // Memory of another size, or on another device, is cuda.ErrInvalidArgument; a name of objects is ErrExists, or
 // ErrWriting. It needs write access to the name.
 func (k *Client) Keep(ctx context.Context, d *cuda.Device, name string, o KeepOptions) (*Kept, error) {

@@ -369,7 +369,7 @@ func TestAPublisherThatCannotBeWatchedGivesTheMemoryBackItself(t *testing.T) {
 	h.replace()
 	_, err := k.Keep(ctx, d, "weights", broker.KeepOptions{Bytes: mib, Wait: true})
 	require.ErrorIs(t, err, cuda.ErrNotSupported)
-	require.ErrorContains(t, err, "Client.Remove")
+	require.ErrorContains(t, err, "remove the publication")
 	require.NoError(t, k.Remove(ctx, "weights", 0))
 	s, err := k.Status(ctx)
 	require.NoError(t, err)

@@ -20,6 +20,8 @@ type line struct {
 	giving wait.Slot
 	// over is closed when nothing is received any more.
 	over chan struct{}
+	// broker names the broker in errors.
+	broker string
 	// wanted is called with objects whose memory the broker asks for.
 	wanted func(keeper.Key)
 
@@ -31,8 +33,8 @@ type line struct {
 // mostReplies bounds the replies to a request: the messages of a listing of all that there can be.
 const mostReplies = 1 + (1<<16)/maxListing
 
-func newLine(c *peer.Conn, wanted func(keeper.Key)) *line {
-	l := &line{c: c, giving: wait.NewSlot(), over: make(chan struct{}), wanted: wanted, replies: map[uint32]chan reply{}}
+func newLine(c *peer.Conn, broker string, wanted func(keeper.Key)) *line {
+	l := &line{c: c, giving: wait.NewSlot(), over: make(chan struct{}), broker: broker, wanted: wanted, replies: map[uint32]chan reply{}}
 	go l.read()
 	return l
 }
@@ -87,7 +89,7 @@ func (l *line) deliver(r reply) bool {
 }
 
 // request sends a request. A caller that does not wait for its last reply abandons it.
-func (l *line) request(ctx context.Context, r request) (number uint32, replies chan reply, err error) {
+func (l *line) request(ctx context.Context, op string, r request) (number uint32, replies chan reply, err error) {
 	replies = make(chan reply, mostReplies)
 	l.mu.Lock()
 	l.last++
@@ -98,6 +100,9 @@ func (l *line) request(ctx context.Context, r request) (number uint32, replies c
 		l.mu.Lock()
 		delete(l.replies, r.number)
 		l.mu.Unlock()
+		if ctx.Err() != nil {
+			err = l.late(ctx, op, "was not asked")
+		}
 		return 0, nil, err
 	}
 	return r.number, replies, nil
@@ -121,7 +126,7 @@ func (l *line) next(ctx context.Context, op string, replies chan reply) (reply, 
 	case <-l.over:
 		ended = link.Of(l.c).Ended(op)
 	case <-ctx.Done():
-		ended = errs.PeerWait(ctx, op, "the broker has not replied", "see what the broker's process does")
+		ended = l.late(ctx, op, "has not replied")
 	}
 	select {
 	case r := <-replies:
@@ -137,4 +142,9 @@ func (r *reply) denied(op string) error {
 		return r.err(op)
 	}
 	return nil
+}
+
+// late is the error of a request whose context has ended.
+func (l *line) late(ctx context.Context, op, what string) error {
+	return errs.PeerWait(ctx, op, l.broker+" "+what, "see what the broker's process does")
 }

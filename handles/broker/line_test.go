@@ -30,7 +30,7 @@ func TestABrokerThatReadsNothing(t *testing.T) {
 	}
 	for sent := true; sent; {
 		limited, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
-		_, _, err := k.now.request(limited, request{kind: 0xb10b})
+		_, _, err := k.now.request(limited, "test", request{kind: 0xb10b})
 		cancel()
 		sent = err == nil
 		require.True(t, sent || errors.Is(err, context.DeadlineExceeded), err)

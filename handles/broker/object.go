@@ -90,9 +90,9 @@ func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request,
 	err = k.on(ctx, op, func(ctx context.Context, l *line) error {
 		if !l.giving.Take(ctx, l.over) {
 			if ctx.Err() != nil {
-				return errs.PeerWait(ctx, op, "the request was not sent", "try again, with a longer limit")
+				return errs.PeerWait(ctx, op, "the request was not sent to "+k.broker(), "try again, with a longer limit")
 			}
-			return errs.Peer(op, peer.ErrGone, "the broker", "")
+			return errs.Peer(op, peer.ErrGone, k.broker(), "")
 		}
 		type result struct {
 			o   *Object
@@ -120,7 +120,7 @@ func (k *Client) take(ctx context.Context, op string, d *cuda.Device, r request,
 				k.forgo(l, r.key)
 			}
 		})
-		return errs.PeerWait(ctx, op, "the broker has not sent the memory", "see what the broker's process does")
+		return l.late(ctx, op, "has not sent the memory")
 	})
 	if err != nil && unknown != nil {
 		k.forgo(unknown, r.key)

@@ -139,7 +139,7 @@ func (b *Broker) remember(s *session) error {
 	p.remembered = err == nil
 	b.mu.Unlock()
 	if err != nil {
-		return errs.SystemCall("broker.Broker.Serve", "a descriptor of the client's process", err)
+		return errs.SystemCall(opServe, "a descriptor of the client's process", err)
 	}
 	file, err := peer.NewFD(f)
 	if err == nil {

@@ -31,11 +31,13 @@ func (s *session) counts(r *request, q Quota, why error) func(*object) bool {
 
 // canFit reports whether an object would fit if there were no other.
 func (s *session) canFit(r *request, q Quota) bool {
-	most := []int{s.b.o.Limit, q.Bytes}
-	if d, err := deviceOf("", s.b.sys, r.device); err == nil {
-		most = append(most, d.TotalMemory())
+	d, err := deviceOf(opServe, s.b.sys, r.device)
+	if err != nil {
+		return false
 	}
-	return !slices.ContainsFunc(most, func(n int) bool { return n > 0 && uint64(n) < r.bytes })
+	sizes, _, err := layout(opServe, d, int(r.bytes))
+	within := func(n, limit int) bool { return limit == 0 || n <= limit }
+	return err == nil && within(total(sizes), s.b.o.Limit) && within(total(sizes), q.Bytes) && within(len(sizes)+1, q.Descriptors)
 }
 
 // relieve asks holders for objects that end with their last, and waits until enough of these have ended, also
@@ -81,41 +83,62 @@ func (b *Broker) relieve(bytes int, counts func(*object) bool) bool {
 	}
 }
 
-// named is how many objects a refusal names.
+// named is how many objects a refusal names, and how many holders of each.
 const named = 3
 
-// saysWhoHas adds to a refusal which processes hold the largest objects that take the room. It names
-// only objects that the client may read.
-func (s *session) saysWhoHas(why error, counts func(*object) bool) error {
-	b := s.b
+// saysWhoHas adds to a refusal which objects take the room, the largest first, and which processes hold them. It names
+// only objects that the client may read, and says how much the others have. Of a device it says how much objects take,
+// since other programs use it, too.
+func (s *session) saysWhoHas(why error, r *request, q Quota) error {
+	b, counts := s.b, s.counts(r, q, why)
+	taken := 0
 	b.mu.Lock()
 	var all []Listing
 	for _, o := range b.books.objects {
-		if counts(o) && !o.isDraft() {
+		if !counts(o) {
+			continue
+		}
+		taken += o.bytes
+		if !o.isDraft() {
 			all = append(all, b.listingLocked(o))
 		}
 	}
 	b.mu.Unlock()
 	slices.SortFunc(all, func(x, y Listing) int { return cmp.Compare(y.Bytes, x.Bytes) })
 	var said []string
+	if d, err := deviceOf(opServe, b.sys, r.device); err == nil && errors.Is(why, cuda.ErrOutOfMemory) {
+		said = append(said, fmt.Sprintf("objects take %s of the device's %s", errs.Bytes(taken), errs.Bytes(d.TotalMemory())))
+		if d.TotalMemory()-taken >= int(r.bytes) {
+			said = append(said, "other programs have the rest, and cuvmm top lists them")
+		}
+	}
+	seen, unseen := 0, 0
 	for _, l := range all {
-		if len(said) == named {
-			break
+		switch {
+		case b.grant(s.of, l.Name).Access < publish.ReadAccess:
+			unseen += l.Bytes
+		case seen < named:
+			seen++
+			said = append(said, fmt.Sprintf("%q, %s, is held by %s", wire.Clip(l.Name, 40), errs.Bytes(l.Bytes), holdersOf(&l)))
 		}
-		if b.grant(s.of, l.Name).Access < publish.ReadAccess {
-			continue
-		}
-		by := "by nobody"
-		if l.Holders > 0 {
-			by = "by " + errs.Count(l.Holders, "client")
-		}
-		for _, p := range l.HeldBy {
-			by += fmt.Sprintf(", process %d of user %d", p.PID, p.UID)
-		}
-		said = append(said, fmt.Sprintf("%q, %s, is held %s", wire.Clip(l.Name, 40), errs.Bytes(l.Bytes), by))
+	}
+	if unseen > 0 {
+		said = append(said, fmt.Sprintf("objects that this client may not read have %s", errs.Bytes(unseen)))
 	}
 	if len(said) == 0 {
 		return why
 	}
 	return fmt.Errorf("%w. %s", why, strings.Join(said, "; "))
+}
+
+// holdersOf says who holds an object.
+func holdersOf(l *Listing) string {
+	if l.Holders == 0 {
+		return "nobody"
+	}
+	by := errs.Count(l.Holders, "client")
+	for _, p := range l.HeldBy[:min(len(l.HeldBy), named)] {
+		by += fmt.Sprintf(", process %d of user %d", p.PID, p.UID)
+	}
+	return by
 }

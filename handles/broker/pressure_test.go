@@ -88,7 +88,7 @@ func TestPressure(t *testing.T) {
 		}
 		err = create()
 		require.ErrorContains(t, err, says)
-		require.ErrorContains(t, err, fmt.Sprintf(`. "cache", 8 MiB, is held by 1 client, process %d of user %d; "stays", 4 MiB, is held by 1 client`, os.Getpid(), os.Geteuid()))
+		require.ErrorContains(t, err, fmt.Sprintf(`"cache", 8 MiB, is held by 1 client, process %d of user %d; "stays", 4 MiB, is held by 1 client`, os.Getpid(), os.Geteuid()))
 		<-cache.Wanted()
 		<-also.Wanted()
 		select {
@@ -152,6 +152,7 @@ func TestPressure(t *testing.T) {
 		hidden.Store(true)
 		_, err := k.Create(peertest.Context(t), d, "w", broker.CreateOptions{Bytes: 1})
 		require.ErrorIs(t, err, broker.ErrLimit)
+		require.ErrorContains(t, err, "objects that this client may not read have 8 MiB")
 		require.NotContains(t, err.Error(), "secret")
 		hidden.Store(false)
 		closed(t, secret)

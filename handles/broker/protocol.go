@@ -2,6 +2,7 @@ package broker
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/cuvmm/cuvmm/cuda"
@@ -289,9 +290,13 @@ type status uint8
 // statuses are the kinds of errors that cross the connection. The place of each is its number.
 var statuses = []error{nil, ErrUnknown, ErrWriting, ErrExists, ErrLimit, ErrLost, cuda.ErrNotPermitted, cuda.ErrNotSupported, cuda.ErrOutOfMemory, cuda.ErrInvalidArgument}
 
-// denial is the reply that says why.
+// opServe is what a broker does when it denies a request, in its own errors. The client has its own operation.
+const opServe = "broker.Broker.Serve"
+
+// denial is the reply that says why. Go, Python and the shell print the reason as it is, so it names nothing of one
+// language; what each documents of the error names its option.
 func denial(number uint32, why error) *reply {
-	r := &reply{kind: wire.BrokerDenied, number: number, reason: why.Error()}
+	r := &reply{kind: wire.BrokerDenied, number: number, reason: strings.TrimPrefix(why.Error(), opServe+": ")}
 	for i, kind := range statuses {
 		if kind != nil && errors.Is(why, kind) {
 			r.status = status(i)
@@ -306,5 +311,5 @@ func (r *reply) err(op string) error {
 	if int(r.status) < len(statuses) && r.status > 0 {
 		kind = statuses[r.status]
 	}
-	return errs.Peer(op, kind, "the broker refused: "+errs.Words(r.reason), "see the reason")
+	return errs.Peer(op, kind, "the broker refused: "+errs.Words(strings.TrimPrefix(r.reason, kind.Error()+": ")), "")
 }

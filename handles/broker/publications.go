@@ -47,12 +47,12 @@ func (b *books) keep(op string, asked *request, r record, sizes []int, q Quota) 
 		return o, nil
 	case !o.Free && !b.awaited(o):
 		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("the end of process %d, which publishes %q and is not connected", o.PID, r.Name),
-			"once it has ended, remove the publication (Client.Remove): its end is noticed in the broker's pid namespace, or on Linux 6.5 or later")
+			"once it has ended, remove the publication: its end is noticed in the broker's pid namespace, or on Linux 6.5 or later")
 	case !o.making && (o.memory.Device != asked.device || uint64(o.memory.Length) != asked.bytes):
 		return nil, errs.Peer(op, cuda.ErrInvalidArgument, fmt.Sprintf("%s on %v of publication %q, which has %s on %v", errs.Bytes(asked.bytes), asked.device, r.Name, errs.Bytes(o.memory.Length), o.memory.Device),
 			"ask for the memory that there is, or remove it")
 	case o.making || !o.Free:
-		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("publication %q of process %d", r.Name, o.PID), "wait until that process closes it, or ends: see KeepOptions.Wait")
+		return nil, errs.Peer(op, ErrWriting, fmt.Sprintf("publication %q of process %d", r.Name, o.PID), "wait until that process closes it, or ends")
 	}
 	if o.UID != r.UID { // the memory counts for another user from now on
 		delete(b.objects, o.key)

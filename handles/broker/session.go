@@ -115,7 +115,7 @@ func (s *session) hello(ctx context.Context) error {
 
 // handle does what a request says, and replies. Its error ends the session.
 func (s *session) handle(ctx context.Context, r *request) error {
-	const op = "broker.Broker.Serve"
+	const op = opServe
 	reply := &reply{kind: wire.BrokerDone, number: r.number}
 	var err error
 	switch r.kind {
@@ -178,7 +178,7 @@ func (s *session) send(ctx context.Context, r *reply) error {
 func (s *session) may(op, name string, want publish.Access) (Grant, error) {
 	switch g := s.b.grant(s.of, name); {
 	case g.Access == publish.NoAccess && want == publish.ReadAccess:
-		return g, errs.Peer(op, ErrUnknown, fmt.Sprintf("an object of the name %q", name), "have a process write it: see Client.Create and Client.Ensure")
+		return g, notThere(op, name)
 	case g.Access < want:
 		return g, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("%v access to %q, where this client has %v", want, name, g.Access), "have the broker's policy grant it")
 	default:
@@ -267,13 +267,15 @@ func (s *session) create(op string, r *request) (*grant, error) {
 	if !lacksRoom(err) {
 		return g, err
 	}
-	may := s.b.grant(s.of, r.name)
-	counts := s.counts(r, may.Quota, err)
-	if s.canFit(r, may.Quota) && s.b.relieve(int(r.bytes), counts) {
+	q := s.b.grant(s.of, r.name).Quota
+	if !s.canFit(r, q) {
+		return nil, err
+	}
+	if s.b.relieve(int(r.bytes), s.counts(r, q, err)) {
 		g, err = s.createOnce(op, r)
 	}
 	if lacksRoom(err) {
-		err = s.saysWhoHas(err, counts)
+		err = s.saysWhoHas(err, r, q)
 	}
 	return g, err
 }
@@ -287,11 +289,11 @@ func (s *session) createOnce(op string, r *request) (*grant, error) {
 	case may.EphemeralOnly && keeps:
 		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("memory of publication %q, where this client may write ephemeral objects only", r.name), "have the broker's policy grant more")
 	case may.EphemeralOnly && !r.ephemeral:
-		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "set CreateOptions.Ephemeral, or have the broker's policy grant more")
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("object %q that is not ephemeral", r.name), "make it ephemeral, or have the broker's policy grant more")
 	case may.Copy && !keeps && s.b.o.Copy == nil:
-		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, which is to be copied", r.name), "set the broker's Options.Copy")
+		return nil, errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, which is to be copied", r.name), "have the broker's policy grant the name without copies, or a broker serve that makes them")
 	case may.Copy && r.ephemeral: // its copy would have no holder
-		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "create it without CreateOptions.Ephemeral")
+		return nil, errs.Peer(op, cuda.ErrNotPermitted, fmt.Sprintf("ephemeral object %q, where objects are copied", r.name), "make it one that is not ephemeral")
 	}
 	d, err := deviceOf(op, s.b.sys, r.device)
 	if err != nil {

@@ -4,6 +4,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -36,7 +37,7 @@ func TestAUserLeavesRoomForOthers(t *testing.T) {
 	for b.enter(other) == nil {
 		entered++
 	}
-	require.ErrorIs(t, b.enter(other), peer.ErrTooLarge)
+	require.ErrorIs(t, b.enter(other), ErrLimit)
 	require.LessOrEqual(t, entered, maxSessions/othersShare)
 	require.NoError(t, b.enter(another))
 	for _, uid := range []uint32{0, uint32(os.Geteuid())} {
@@ -178,4 +179,81 @@ func TestACommitThatIsTriedAgain(t *testing.T) {
 // failsOnce returns a process that fails once a file is there.
 func failsOnce(file string) *exec.Cmd {
 	return exec.Command("sh", "-c", `until test -e "$0"; do sleep 0.01; done; exit 1`, file)
+}
+
+// A client beyond the most that a broker takes learns why it is not served, from Dial or from its calls.
+func TestAClientTooManyLearnsWhy(t *testing.T) {
+	peertest.NoLeak(t)
+	b, err := New(t.Context(), gputest.Software(t).System(), Options{})
+	require.NoError(t, err)
+	b.mu.Lock()
+	b.sessions = maxSessions
+	b.mu.Unlock()
+	l, err := peer.Listen(t.TempDir()+"/s", "broker", peer.Options{})
+	require.NoError(t, err)
+	served := make(chan error, 1)
+	go func() { served <- b.Serve(context.Background(), l) }()
+	ctx := peertest.Context(t)
+	call := func() error {
+		late, cancel := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer cancel()
+		k, err := Dial(ctx, l.Path(), DialOptions{ComeBack: publish.ComeBack{Most: 10 * time.Millisecond}})
+		if err != nil {
+			return err
+		}
+		defer func() { require.NoError(t, k.Close()) }()
+		_, err = k.List(late)
+		return err
+	}
+	// The end of a call's context may come before the refusal of the connection that it is on.
+	for err = call(); !errors.Is(err, peer.ErrRefused); err = call() {
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.NoError(t, ctx.Err())
+	}
+	require.ErrorContains(t, err, fmt.Sprintf("the broker at %q", l.Path()))
+	require.Regexp(t, `refused by the peer: "limit reached: \d+ clients, where \d+ are the most; try again when another has left"`, err.Error())
+	require.NoError(t, b.Close())
+	require.NoError(t, <-served)
+	require.NoError(t, l.Close())
+}
+
+// The error of a call whose context has ended names the call, and the broker.
+func TestErrorsOfEndedContexts(t *testing.T) {
+	peertest.NoLeak(t)
+	l, err := peer.Listen(t.TempDir()+"/s", "broker", peer.Options{})
+	require.NoError(t, err)
+	greeted := make(chan *peer.Conn, 1)
+	go func() {
+		c, _ := l.Accept(context.Background())
+		greeted <- c
+	}()
+	ctx, d := peertest.Context(t), gputest.Software(t)
+	k, err := Dial(ctx, l.Path(), DialOptions{})
+	require.NoError(t, err)
+	ended, end := context.WithCancel(ctx)
+	end()
+	zero, cancel := context.WithTimeout(ctx, 0)
+	defer cancel()
+	for _, c := range []context.Context{ended, zero} {
+		for op, err := range map[string]error{
+			"List": gputest.Err(k.List(c)), "Status": gputest.Err(k.Status(c)), "Remove": k.Remove(c, "x", 0),
+			"Attach": gputest.Err(k.Attach(c, d, "x", AttachOptions{})),
+			"Create": gputest.Err(k.Create(c, d, "x", CreateOptions{Bytes: 1})),
+			"Keep":   gputest.Err(k.Keep(c, d, "x", KeepOptions{Bytes: 1})),
+		} {
+			require.ErrorIs(t, err, c.Err())
+			require.ErrorContains(t, err, "broker.Client."+op+": ")
+			require.ErrorContains(t, err, fmt.Sprintf("the broker at %q", l.Path()))
+		}
+	}
+	require.NoError(t, (<-greeted).Close())
+	require.NoError(t, k.Close())
+	// Nothing accepts now: a process that does not greet is named.
+	short, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+	defer cancel()
+	_, err = Dial(short, l.Path(), DialOptions{})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, err, peer.ErrTimeout)
+	require.ErrorContains(t, err, fmt.Sprintf("no greeting: process %d of user %d, group %d serves %q", os.Getpid(), os.Geteuid(), os.Getegid(), l.Path()))
+	require.NoError(t, l.Close())
 }

@@ -18,7 +18,8 @@ import (
 // Dial connects to the socket of a [Listener] and waits for the greetings of both
 // sides. Only its owner may enter the socket's directory (mode 0700; see Options.Shared), and the peer must
 // be a process of that user that Options.Allow admits. Only the last folder of the path
-// must not be a symbolic link. The caller closes the connection.
+// must not be a symbolic link. A process that does not greet in time is named by the error, whose cause is a
+// [ServedError] then. The caller closes the connection.
 func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	const op = "peer.Dial"
 	dir, name := filepath.Split(path)
@@ -50,9 +51,21 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	c.peer, c.known = cred, true
 	if err := c.greet(ctx, op); err != nil {
 		_ = c.Close()
-		return nil, err
+		return nil, servedBy(ctx, path, cred, err)
 	}
 	return c, nil
+}
+
+// servedBy adds to the error of a process that did not greet in time which one that is. Its cause is a [ServedError].
+func servedBy(ctx context.Context, path string, by Credentials, err error) error {
+	var late *Error
+	if ctx.Err() == nil && !errors.Is(err, ErrTimeout) || !errors.As(err, &late) {
+		return err
+	}
+	said := *late
+	said.Asked, said.Hint = "no greeting", "see what that process, or one that it started, does"
+	said.cause = fmt.Errorf("%w: %w", &ServedError{Path: path, By: by}, late.cause)
+	return &said
 }
 
 // DialWait is like [Dial], but waits for a process to serve the socket, even if its
@@ -69,7 +82,7 @@ func DialWait(ctx context.Context, path string, o Options) (*Conn, error) {
 			if wait.Sleep(ctx, pause.Next()) {
 				continue
 			}
-		case !unserved || ctx.Err() == nil:
+		case !unserved || ctx.Err() == nil || errors.As(err, new(*ServedError)):
 			return nil, err
 		}
 		return nil, errs.PeerWait(ctx, "peer.DialWait", fmt.Sprintf("no process serves socket %q", path), "start the process that serves it, and name the same path in both")

@@ -54,7 +54,7 @@ func (e *Error) Error() string { return errs.Line(e.Op, e.kind, e.Asked, e.cause
 func (e *Error) Unwrap() []error { return errs.Unwrap(e.kind, e.cause) }
 
 // ServedError says that another process listens at a socket, and which: the cause of
-// the [cuda.ErrInUse] of [Listen]. A process that was restarted, and whose memory another
+// the [cuda.ErrInUse] of [Listen], and of a [Dial] that it did not greet in time. A process that was restarted, and whose memory another
 // process has taken over meanwhile, learns from it that it was superseded, and by which
 // process.
 type ServedError struct {

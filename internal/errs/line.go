@@ -22,7 +22,10 @@ func Both(first, then error) error {
 // Line formats an error on one line: the operation, the kind of failure, what was
 // requested, the cause, and what to do about it. Empty parts are left out.
 func Line(op string, kind error, asked string, cause error, hint string) string {
-	parts := []string{op}
+	var parts []string
+	if op != "" {
+		parts = append(parts, op)
+	}
 	if kind != nil {
 		parts = append(parts, kind.Error())
 	}

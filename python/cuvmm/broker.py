@@ -194,6 +194,7 @@ class Broker(OfProcess):
         self._awaiting: Set[Channel] = set()  # of calls that wait for another process, and those on which a reply is late
         self._asking = False  # by a thread that has the lock: what the collector closes meanwhile is released later
         self._closed = False
+        self._away = ""  # why the broker refused this client last, as one does that has as many as it takes
         self._join(first)
         self._watch = threading.Thread(target=self._come_back, name="cuvmm broker", daemon=True)
         self._watch.start()
@@ -500,7 +501,9 @@ class Broker(OfProcess):
                 if ch is not None:
                     try:
                         self._ask_alone(ch, lambda ch: self._release(ch, _replied(until)))
-                        return self._ask_alone(ch, do)
+                        got = self._ask_alone(ch, do)
+                        self._away = ""
+                        return got
                     except _Denied as e:
                         raise e.error from None
                     except WaitTimeout as e:
@@ -509,9 +512,10 @@ class Broker(OfProcess):
                     except ProtocolError:
                         self._drop()
                         raise
-                    except Error:
+                    except Error as e:
                         if not ch.ended:
                             raise  # of this side: the broker's reply was read whole
+                        self._refused(e)
                         self._drop()  # memory may be on its way
                     except BaseException:
                         self._drop()  # Ctrl-C: a reply may be on its way
@@ -520,8 +524,13 @@ class Broker(OfProcess):
                 if turn and turn[0]:
                     self._lock.release()
             if _left(until) <= 0:
-                raise WaitTimeout(f"no broker serves {self._path!r}", "see whether its keeper starts another, or allow it more time")
+                raise WaitTimeout(f"no broker serves {self._path!r}{self._away}", "see whether its keeper starts another, or allow it more time")
             time.sleep(_FIRST_PAUSE)
+
+    def _refused(self, why: Error) -> None:
+        """Notes why the broker ended a connection."""
+        if isinstance(why, RefusedError):
+            self._away = f" for this process: {why.what}"
 
     def _ask_alone(self, ch: Channel, do: "Callable[[Channel], T]") -> "T":
         self._asking = True
@@ -609,7 +618,11 @@ class Broker(OfProcess):
 
     def _join(self, ch: Channel) -> None:
         """Tells a broker who this is, and what it holds."""
-        ch.send(*_wire.encode("join", {"client": self._id}))
+        try:
+            ch.send(*_wire.encode("join", {"client": self._id}))
+        except GoneError:
+            close_all(ch.message(self._timeout).files)  # raises its reason, if it takes no more clients
+            raise
         by = _until(self._timeout)
         self._release(ch, by)
         for key, of in list(self._held.items()):  # of which the collector may close some
@@ -650,7 +663,8 @@ class Broker(OfProcess):
                         self._check_open()
                         self._join(found)
                         continue
-                    except Error:
+                    except Error as e:
+                        self._refused(e)
                         found.close()
             time.sleep(pause)
             pause = min(2 * pause, _LAST_PAUSE)
@@ -717,7 +731,12 @@ def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[in
     until = time.monotonic() + timeout
     while True:
         try:
-            return Broker(path, timeout, uid, dial(path, timeout, uid=uid, shared=True))
+            first = dial(path, timeout, uid=uid, shared=True)
+            try:
+                return Broker(path, timeout, uid, first)
+            except BaseException:
+                first.close()
+                raise
         except (GoneError, OSError, Error) as e:
             if not wait or not isinstance(e, (GoneError, FileNotFoundError, UnknownError)):
                 raise
