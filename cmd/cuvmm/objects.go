@@ -7,13 +7,11 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"text/tabwriter"
 	"time"
 	"unicode/utf8"
@@ -75,10 +73,7 @@ func objects(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, e
 		}
 		ctx, stop := untilEnded()
 		defer stop()
-		k, err := broker.Dial(ctx, *o.socket, broker.DialOptions{})
-		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) {
-			err = fmt.Errorf("no broker serves %s: start one with cuvmm serve, or name another with -socket", *o.socket)
-		}
+		k, err := connect(ctx, h, *o.socket)
 		if err == nil {
 			r := &objectsRun{ctx: ctx, k: k, o: o, h: h, out: plain{out}, json: out}
 			err = errs.Both(v.do(r, args), r.end())

@@ -24,6 +24,7 @@ import (
 	"github.com/cuvmm/cuvmm/handles/broker"
 	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/inspect"
+	"github.com/cuvmm/cuvmm/internal/link"
 	"github.com/cuvmm/cuvmm/internal/test/peertest"
 	"github.com/cuvmm/cuvmm/internal/test/testlog"
 	"github.com/cuvmm/cuvmm/vmm"
@@ -598,6 +599,60 @@ func childOf(t *testing.T, pid int) int {
 	child, err := strconv.Atoi(all[0])
 	require.NoError(t, err)
 	return child
+}
+
+// Beside a broker that is stopped the commands say which process that is, and top lists what else there is.
+func TestCommandsBesideAStoppedBroker(t *testing.T) {
+	c := serving(t, t.TempDir())
+	ctx := peertest.Context(t)
+	k, err := broker.Dial(ctx, c.path, broker.DialOptions{Wait: true})
+	require.NoError(t, err)
+	w, err := k.Create(ctx, c.sys.Devices()[0], "w", broker.CreateOptions{Bytes: 1})
+	require.NoError(t, err)
+	kept, err := k.Keep(ctx, c.sys.Devices()[0], "kept", broker.KeepOptions{Bytes: 1})
+	require.NoError(t, err)
+	h := thisHost()
+	h.command = smi("4711, x, 500\n", nil)
+	cuvmm := func(args ...string) (code int, out, complaints string) {
+		var o, c bytes.Buffer
+		code = run(args, &o, &c, h)
+		return code, o.String(), c.String()
+	}
+	code, out, complaints := cuvmm("top", "-socket", c.path)
+	require.Equal(t, exitOK, code, complaints)
+	require.Contains(t, out, `publishes "kept", which a broker keeps: 2 MiB`)
+	require.Contains(t, out, `writes object "w": 2 MiB`)
+
+	timeout := link.DefaultTimeout
+	link.DefaultTimeout = 100 * time.Millisecond
+	defer func() { link.DefaultTimeout = timeout }()
+	pid := childOf(t, c.Process.Pid)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
+	defer func() { _ = syscall.Kill(pid, syscall.SIGCONT) }()
+	require.Eventually(t, func() bool { return strings.Contains(h.text(fmt.Sprintf("proc/%d/stat", pid)), ") T ") }, peertest.Guard, time.Millisecond)
+	says := fmt.Sprintf("the broker at %s does not reply: process %d (%s) is stopped; have it go on with kill -CONT %[2]d\n", c.path, pid, h.text(fmt.Sprintf("proc/%d/comm", pid)))
+	code, out, complaints = cuvmm("top", "-socket", c.path)
+	require.Equal(t, exitOK, code, complaints)
+	require.Contains(t, out, "4711  x ")
+	require.Contains(t, out, "objects of a broker are not listed: "+says)
+	code, out, complaints = cuvmm("top", "-socket", c.path, "-json")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, out, `"pid": 4711`)
+	require.Equal(t, "cuvmm: "+says, complaints)
+	code, _, complaints = cuvmm("objects", "-socket", c.path)
+	require.Equal(t, exitFailed, code)
+	require.Equal(t, "cuvmm: "+says, complaints)
+
+	require.NoError(t, syscall.Kill(pid, syscall.SIGCONT))
+	link.DefaultTimeout = timeout
+	code, _, complaints = cuvmm("objects", "-socket", c.path, "remove", "nothing")
+	require.Equal(t, exitFailed, code)
+	require.Equal(t, `cuvmm: broker.Client.Remove: no such object: the broker refused: "an object of the name "nothing"; see whether the name is right, or have a process write it"`+"\n", complaints)
+	require.NoError(t, w.Close())
+	require.NoError(t, kept.Close())
+	require.NoError(t, k.Remove(ctx, "kept", 0))
+	require.NoError(t, k.Close())
+	c.end(t)
 }
 
 // Without a driver there is nothing to serve, and nothing to try again.

@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"io"
-	"io/fs"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/handles/broker"
-	"github.com/cuvmm/cuvmm/handles/peer"
 	"github.com/cuvmm/cuvmm/inspect"
 	"github.com/cuvmm/cuvmm/inspect/serve"
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -36,8 +34,8 @@ are listed as NVML sees them, through nvidia-smi if it is installed.
   REQUESTED  what of that is in blocks
 
 Below a process are its publications, followers and leases, how much of its memory is
-suspended, what pinned host memory it retains, its budgets (cuda.Budget), and the objects of a
-broker (cuvmm serve) that it holds. The broker's objects are listed behind the processes: they are memory on
+suspended, what pinned host memory it retains, its budgets (cuda.Budget), and the objects and
+publications of a broker (cuvmm serve) that it holds. The broker's objects are listed behind the processes: they are memory on
 GPUs, also those that no process holds.
 
 Flags:
@@ -89,19 +87,19 @@ func top(f *flag.FlagSet) func(args []string, out io.Writer, h host) (int, error
 		h.progress.step("asking the processes for their memory")
 		err := h.repeat(ctx, out, *every, func(w io.Writer) error {
 			all, note, err := processes(ctx, h)
-			var kept []broker.Listing
-			if err == nil {
-				kept, err = keptAt(ctx, *socket)
-			}
-			h.progress.end()
 			if err != nil {
 				return err
 			}
+			kept, silent := keptAt(ctx, h, *socket)
+			h.progress.end()
 			all = withObjects(h, all, kept)
 			if *asJSON {
-				return writeJSON(w, all)
+				return errs.Both(writeJSON(w, all), silent)
 			}
 			writeProcesses(plain{w}, all, note)
+			if silent != nil {
+				fmt.Fprintf(plain{w}, "objects of a broker are not listed: %v\n", silent)
+			}
 			if len(kept) > 0 {
 				fmt.Fprintf(plain{w}, "\nobjects of the broker at %s:\n", *socket)
 				writeObjects(plain{w}, kept)
@@ -139,11 +137,11 @@ func processes(ctx context.Context, h host) (all []process, note string, err err
 }
 
 // keptAt returns the objects of the broker at a socket, if there is one.
-func keptAt(ctx context.Context, path string) ([]broker.Listing, error) {
+func keptAt(ctx context.Context, h host, path string) ([]broker.Listing, error) {
 	ctx, cancel := context.WithTimeout(ctx, replyTimeout)
 	defer cancel()
-	k, err := broker.Dial(ctx, path, broker.DialOptions{})
-	if errors.Is(err, peer.ErrGone) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, errors.ErrUnsupported) {
+	k, err := connect(ctx, h, path)
+	if errors.Is(err, errNoBroker) || errors.Is(err, errors.ErrUnsupported) {
 		return nil, nil
 	}
 	if err != nil {
@@ -285,7 +283,7 @@ func writeProcesses(out io.Writer, all []process, note string) {
 			writeShared(out, *p.Map)
 		}
 		for _, l := range p.Objects {
-			fmt.Fprintf(out, "%8s  holds object %s, version %d: %s\n", "", errs.Words(l.Name), l.Version, size(l.Bytes))
+			fmt.Fprintf(out, "%8s  %s: %s\n", "", whatItHolds(l), size(l.Bytes))
 		}
 	}
 	if len(all) == 0 {
@@ -293,6 +291,18 @@ func writeProcesses(out io.Writer, all []process, note string) {
 	}
 	if note != "" {
 		fmt.Fprintln(out, note)
+	}
+}
+
+// whatItHolds says what the process that holds an object does with it.
+func whatItHolds(l broker.Listing) string {
+	switch name := errs.Words(l.Name); {
+	case l.Publication:
+		return "publishes " + name + ", which a broker keeps"
+	case l.Version == 0:
+		return "writes object " + name
+	default:
+		return fmt.Sprintf("holds object %s, version %d", name, l.Version)
 	}
 }
 

@@ -45,7 +45,7 @@ func Dial(ctx context.Context, path string, o Options) (*Conn, error) {
 	}
 	if err != nil {
 		_ = s.Close()
-		return nil, errs.PeerCause(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "admit it with Options.Allow if it is the intended one")
+		return nil, errs.PeerCause(err, op, ErrPeer, fmt.Sprintf("the process that serves %q", path), "run as the user of that process, or admit it with Options.Allow if it is the intended one")
 	}
 	c := newConn(s, o)
 	c.peer, c.known = cred, true
