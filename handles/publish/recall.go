@@ -111,13 +111,12 @@ func (p *Publication) awaitUnmapped(ctx context.Context, op string, e exclusion)
 	for {
 		p.mu.Lock()
 		changed, over := p.changed, p.withdrawn
-		var have []*replicator
+		var have, ending []*replicator // those that end have the memory until they are told
 		var refused *replicator
-		ending := false // its goroutine has the memory until it is told
 		for f := range p.followers {
 			switch g := f.progress; {
 			case f.ending != nil:
-				ending = true
+				ending = append(ending, f)
 			case len(g.has)+len(g.sent) == 0:
 			case g.level(p.view):
 				refused = f
@@ -132,13 +131,14 @@ func (p *Publication) awaitUnmapped(ctx context.Context, op string, e exclusion)
 		case refused != nil:
 			return errs.Peer(op, peer.ErrRefused, fmt.Sprintf("%s, which follows publication %q: %s", refused.on, p.name, errs.Words(p.reasonOf(refused))),
 				"the memory stays, and followers are shown it again; the reason is that process's own words")
-		case len(have) == 0 && !ending:
+		case len(have)+len(ending) == 0:
 			return nil
 		case len(have) > 0 && e.over():
 			p.exclude(have, e, fmt.Sprintf("the memory was not unmapped within %v", e.after))
 			continue
 		}
 		if !e.await(ctx, changed) {
+			have = append(have, ending...)
 			return errs.PeerWait(ctx, op, fmt.Sprintf("%s of %q that did not unmap the memory: %v", errs.Count(len(have), "follower"), p.name, namesOf(have)),
 				fmt.Sprintf("%s; find out what they wait for, or go on without late ones (%s)", e.undone, e.option))
 		}
