@@ -21,7 +21,7 @@ from . import _packet
 from ._process import OfProcess, State
 from ._undo import File, Undo
 from ._wire import MAX_BATCH, clip
-from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout
+from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout, seconds
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
 _CREDENTIALS = struct.Struct("iII")
@@ -60,10 +60,11 @@ def close_all(files: Iterable[int]) -> None:
             os.close(f)
 
 
-def _checked(timeout: float) -> float:
-    if not 0 < timeout < threading.TIMEOUT_MAX:
-        raise ArgumentError(f"a timeout of {timeout} s", "pass a positive number of seconds")
-    return timeout
+def checked(timeout: float) -> float:
+    """Returns the seconds that each exchange of a connection may take."""
+    if not timeout > 0:
+        raise ArgumentError(f"a timeout of {timeout} s", "pass a positive number of seconds; inf waits for ever")
+    return seconds(timeout)
 
 
 def _deadline(timeout: Optional[float]) -> Optional[float]:
@@ -420,7 +421,8 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
     A ``shared`` socket is one that other users may reach, and root may serve it, too.
     """
     path = absolute(path)
-    until = time.monotonic() + _checked(timeout)
+    timeout = checked(timeout)
+    until = time.monotonic() + timeout
     s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     folder = File()
     try:
@@ -469,7 +471,7 @@ def _connect(s: socket.socket, folder: int, name: str, path: str, until: float) 
 
 def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -> Conn:
     """Makes a connection of the end of a socketpair that this process inherited. It owns the descriptor from then on."""
-    _checked(timeout)
+    timeout = checked(timeout)
     try:
         s = socket.socket(fileno=fd)
     except OSError as e:
@@ -489,7 +491,7 @@ def inherit(fd: int, timeout: float = TIMEOUT, may_lose: Tuple[int, ...] = ()) -
 
 def pair(timeout: float = TIMEOUT) -> Tuple[Conn, int]:
     """Makes a connection to a child that is yet to be started, and the descriptor for its ``pass_fds``, which the caller closes."""
-    _checked(timeout)
+    timeout = checked(timeout)
     own, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     return Conn(own, None, timeout), other.detach()
 
@@ -500,7 +502,7 @@ class Listener(OfProcess):
     def __init__(self, path: str, timeout: float = TIMEOUT, undo: Optional[Undo] = None) -> None:
         """``undo`` is the owner's."""
         self.path = absolute(path)
-        self._name, self.timeout = os.path.basename(self.path), _checked(timeout)
+        self._name, self.timeout = os.path.basename(self.path), checked(timeout)
         self._state = State.OPEN
         self._undo = Undo()
         self._accepting, self._locking = threading.Lock(), threading.Lock()
@@ -576,7 +578,7 @@ class Listener(OfProcess):
         if self._look() is None:
             return
         probe = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-        probe.settimeout(self.timeout)
+        probe.settimeout(min(self.timeout, _LONGEST_WAIT))
         try:
             probe.connect(f"/proc/self/fd/{self._folder.number}/{self._name}")
         except ConnectionRefusedError:

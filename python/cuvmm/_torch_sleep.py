@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tu
 
 from . import _torch_library as library
 from ._torch_memory import torch_module
-from .errors import ArgumentError, NotSupported, SuspendedError
+from .errors import ArgumentError, NotSupported, SuspendedError, seconds
 
 Tags = Union[str, Iterable[str]]
 
@@ -98,7 +98,7 @@ def _suspend(named: Optional[List[str]], drop: bool, guard: bool) -> Suspended:
 def resume(tags: Optional[Tags] = None, *, timeout: float = 0) -> None:
     """Brings the memory of tags back, of all that sleep by default, and waits up to ``timeout`` seconds while the GPU has no room for it.
     Then OutOfMemory is raised, and the memory sleeps on, with its bytes."""
-    library.call("cuvmm_resume", *_list(_names(tags)), c_int64(int(timeout * 1000)))
+    library.call("cuvmm_resume", *_list(_names(tags)), c_int64(int(seconds(timeout) * 1000)))
 
 
 def discard(tags: Tags) -> None:

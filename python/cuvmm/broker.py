@@ -11,7 +11,7 @@ import time
 from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Type, TypeVar
 
 from . import _driver, _wire
-from ._conn import TIMEOUT, close_all
+from ._conn import TIMEOUT, checked, close_all
 from ._description import read_text, text_file
 from ._digests import digests_of
 from ._layout import placed
@@ -20,7 +20,7 @@ from ._process import OfProcess
 from ._undo import File
 from .array import close_at_exit, close_when_unused
 from .errors import (AccessError, ArgumentError, ClosedError, DigestError, Error, ExistsError, GoneError, InUseError, LostError, NotSupported, OutOfMemory, ProtocolError, RefusedError,
-                     TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, whole)
+                     TooLargeError, UnknownError, WaitTimeout, WritingError, counted, quoted, seconds, whole)
 from .imported import Channel, Imported, Message, dial
 from .kept import Kept
 from .shared import kind_of
@@ -671,8 +671,7 @@ class Broker(OfProcess):
 
 
 def _until(timeout: Optional[float]) -> Optional[float]:
-    if timeout is not None and timeout != timeout:
-        raise ArgumentError("a timeout of nan", "pass a number of seconds, or None to wait for ever")
+    timeout = seconds(timeout)
     return None if timeout is None else time.monotonic() + timeout
 
 
@@ -727,7 +726,7 @@ def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[in
     The broker must be of this process's user or of root, or else of ``uid``. ``timeout`` also limits each step of the way of a message or of
     memory, but not how long calls wait for a broker: their own ``timeout`` does.
     """
-    path = os.path.abspath(path or default_socket())
+    path, timeout = os.path.abspath(path or default_socket()), checked(timeout)
     until = time.monotonic() + timeout
     while True:
         try:

@@ -15,7 +15,7 @@ from ._process import OfProcess
 from ._replica import View
 from ._undo import File, Gate, Undo
 from .errors import (AccessError, ArgumentError, ClosedError, Error, FilesError, FormatError, GoneError, ProtocolError, RefusedError, TooLargeError, UnknownError,
-                     WaitTimeout, counted, quoted, whole)
+                     WaitTimeout, counted, quoted, seconds, whole)
 from .follower import Accepted, Follower, Options, Possession, end_of
 
 _MAY_LOSE = (_wire.KINDS["accepted"], _wire.KINDS["view"])
@@ -150,7 +150,7 @@ class Client(OfProcess):
 
     def list(self, timeout: Optional[float] = None) -> List[Listing]:
         """Lists the publications, by name."""
-        request = Request()
+        request, timeout = Request(), seconds(timeout)
         try:
             line = self._ask(request, "list", {})
             a = self._reply_to(line, request, "list", timeout)
@@ -190,6 +190,7 @@ class Client(OfProcess):
             raise ArgumentError(f"publication {name!r}", "a name has 1 to 255 bytes")
         dev = _driver.device(device)
         reserve, max_chunks = whole(reserve, "bytes to reserve"), whole(max_chunks, "chunks")
+        timeout, shrink_wait = seconds(timeout), seconds(shrink_wait)
         if reserve < 0 or max_chunks < 1 or (max_wait is not None and not max_wait > 0):
             raise ArgumentError(f"a range of {reserve} bytes, {max_chunks} chunks and a wait of {max_wait}", "pass 0 bytes or more, at least one chunk, and a positive wait or none")
         if reserve:
@@ -352,7 +353,7 @@ class Client(OfProcess):
         if why is None or self._closing.is_set():
             return ClosedError("the client is closed")
         if self.reconnects and not isinstance(why, ProtocolError):
-            return GoneError(f"the client is not connected: {why}", "try again later: it connects again by itself")
+            return GoneError(f"the client is not connected: {why.what}", "try again later: it connects again by itself")
         return why.again()
 
     # The thread that reads.
@@ -507,7 +508,7 @@ def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = N
     the socket. The first connection is always made before this function returns. ``timeout``, in seconds, limits every
     exchange with the server. With ``wait`` it also waits that long for a process to serve the socket.
     """
-    path = _conn.absolute(path)
+    path, timeout = _conn.absolute(path), _conn.checked(timeout)
 
     def dial() -> _conn.Conn:
         return _conn.dial(path, timeout, uid, _MAY_LOSE, _wire.MAX_BATCH)
@@ -521,7 +522,7 @@ def connect(path: str, timeout: float = _conn.TIMEOUT, *, uid: Optional[int] = N
                 if not wait:
                     raise
                 if time.monotonic() >= until:
-                    raise WaitTimeout(f"{path!r} was not served within {timeout:g} s: {e}", e.hint) from None
+                    raise WaitTimeout(f"{path!r} was not served within {timeout:g} s: {e.what}", e.hint) from None
             time.sleep(_conn.SHORTEST_PAUSE)
 
     undo = Undo()

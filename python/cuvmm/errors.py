@@ -8,7 +8,7 @@ also in ``hint``. Errors that have a standard counterpart derive from it, too:
 from __future__ import annotations
 
 import operator
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple, overload
 
 
 class Error(Exception):
@@ -38,6 +38,24 @@ def whole(n: Any, what: str) -> int:
         return operator.index(n)
     except TypeError:
         raise ArgumentError(f"{n!r} {what}", "pass a whole number") from None
+
+
+_FOREVER = 1e9  # seconds, which every wait of a thread can take
+
+
+@overload
+def seconds(timeout: float) -> float: ...
+
+
+@overload
+def seconds(timeout: Optional[float]) -> Optional[float]: ...
+
+
+def seconds(timeout: Optional[float]) -> Optional[float]:
+    """Returns the seconds that a call may wait; infinity is as long as any wait can take. None is the call's own default."""
+    if timeout is not None and timeout != timeout:
+        raise ArgumentError("a timeout of nan", "pass a number of seconds; inf waits for ever")
+    return None if timeout is None else min(timeout, _FOREVER)
 
 
 def counted(n: int, what: str) -> str:

@@ -23,7 +23,7 @@ from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave
 from .array import Array, ElementType, Users, close_at_exit
 from .errors import (CapacityError, ClosedError, EndedError, Error, ExcludedError, FilesError, GoneError, MismatchError, MovedError, NotSupported,
-                     OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, SuspendedError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted)
+                     OutOfMemory, ProtocolError, RefusedError, RewritingError, StalledError, SuspendedError, TooLargeError, UnfinishedError, UnknownError, WaitTimeout, WithdrawnError, counted, quoted, seconds)
 from .weights import Tensors
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class Follower(OfProcess):
                 if not wait or isinstance(e, GoneError) and not client.reconnects:
                     raise
                 if time.monotonic() >= until:
-                    raise WaitTimeout(f"publication {self._options.name!r} was not there within {limit:g} s: {e}", "start the process that publishes it, or wait longer") from None
+                    raise WaitTimeout(f"publication {self._options.name!r} was not there within {limit:g} s: {e.what}", "start the process that publishes it, or wait longer") from None
             client.wait(_conn.SHORTEST_PAUSE)
 
     def abandon(self) -> None:
@@ -369,6 +369,7 @@ class Follower(OfProcess):
         it waits. What was shown must not be read after that, even if the wait ends with WaitTimeout.
         """
         self._check_process()
+        timeout = seconds(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         streams = _streams.handles_of(self._device, stream)
         wait: Optional[Wait] = None
@@ -465,7 +466,7 @@ class Follower(OfProcess):
     async def next_async(self, stream: Any = None, timeout: Optional[float] = None) -> int:
         """``next`` for asyncio, without a thread. Cancelling it loses nothing: the next call returns that generation."""
         self._check_process()
-        streams = _streams.handles_of(self._device, stream)
+        timeout, streams = seconds(timeout), _streams.handles_of(self._device, stream)
         try:
             return await asyncio.wait_for(self._next(streams), timeout)
         except asyncio.TimeoutError:
@@ -771,7 +772,13 @@ class Follower(OfProcess):
     def _drop_locked(self, what: str, why: Error) -> None:
         """Notes that elements which were shown do not count."""
         self._told = False
-        self._unfinished = why if isinstance(why, ExcludedError) else UnfinishedError(f"{what}: {why}", "discard what was computed from them")
+        if isinstance(why, ExcludedError):
+            self._unfinished = why
+            return
+        then = ""
+        if isinstance(why, GoneError):
+            then = "; next shows what another publisher announces" if self._client.reconnects else ", and connect again after it has restarted"
+        self._unfinished = UnfinishedError(f"{what}: {why.what}", "discard what was computed from them" + then)
 
     def _end_locked(self) -> Optional[Error]:
         if self._closing:

@@ -13,7 +13,7 @@ from ._descriptor import ARRAY, ELEMENTS, RECORD, Descriptor
 from ._process import OfProcess, State
 from ._undo import Passing, Undo
 from .array import Array, ElementType, Users, close_at_exit
-from .errors import ClosedError, Error, FilesError, MismatchError, ProtocolError, RefusedError, TooLargeError, WaitTimeout, quoted
+from .errors import ClosedError, Error, FilesError, MismatchError, ProtocolError, RefusedError, TooLargeError, WaitTimeout, quoted, seconds
 
 
 _MAY_LOSE = (_wire.KINDS["chunks"],)
@@ -166,6 +166,7 @@ class Channel(OfProcess):
     def message(self, timeout: Optional[float] = None) -> Message:
         """Waits for the next message of the peer's program. ``timeout`` is in seconds."""
         self._check_process()
+        timeout = seconds(timeout)
         m: Optional[Message] = None
         try:
             with self._lock:
@@ -213,6 +214,7 @@ class Channel(OfProcess):
     def receive_into(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> None:
         """``receive`` for memory that the caller has, and abandons after an error."""
         self._check_process()
+        timeout = seconds(timeout)
         with self._lock:
             try:
                 until = None if timeout is None else time.monotonic() + timeout

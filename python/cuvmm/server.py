@@ -20,7 +20,7 @@ from ._replica import ENDED, MOVED, View, size_of
 from ._timeline import Timeline
 from ._undo import File, Passing, Undo, leave, retry
 from .errors import (ArgumentError, ClosedError, Error, FilesError, GoneError, InUseError, IncompleteError, NotSupported, RefusedError, RewritingError, TooLargeError,
-                     WaitTimeout, counted, quoted, whole)
+                     WaitTimeout, counted, quoted, seconds, whole)
 from .kept import Kept
 from .shared import Shared
 from .weights import Weights
@@ -265,6 +265,7 @@ class Publication(OfProcess):
         it raises, the call fails.
         """
         self._check_process()
+        timeout = seconds(timeout)
         if exclude_after is not None and not exclude_after >= 0:
             raise ArgumentError(f"a limit of {exclude_after} s", "pass 0 or more, or None to exclude no follower")
         opening, excluded = False, []  # type: bool, List[FollowerStats]
@@ -437,6 +438,7 @@ class Publication(OfProcess):
         WaitTimeout names the followers that still map it, and InUseError one that refused.
         """
         self._check_process()
+        timeout = seconds(timeout)
         until = None if timeout is None else time.monotonic() + timeout
         with self._lock:
             while True:

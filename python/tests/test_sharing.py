@@ -423,7 +423,7 @@ class Sharing(DriverTest):
             self.assertEqual(len(memory.array), 20)
         with self.assertRaisesRegex(cuvmm.ArgumentError, "pass sizes from 0 to"):
             cuvmm.empty(1 << 62)
-        for seconds in (0, -1, float("nan"), float("inf")):
+        for seconds in (0, -1, float("nan")):
             for wrong in (lambda: cuvmm.connect(self.path(), seconds), lambda: cuvmm.Server(self.path(), seconds), lambda: cuvmm.dial(self.path(), seconds), lambda: cuvmm.inherit(0, seconds)):
                 with self.assertRaisesRegex(cuvmm.ArgumentError, "pass a positive number of seconds"):
                     wrong()
