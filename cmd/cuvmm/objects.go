@@ -312,7 +312,7 @@ func (r *objectsRun) load(args []string) error {
 func filesIn(path string) ([]string, error) {
 	info, err := os.Stat(path)
 	if err != nil || !info.IsDir() {
-		return []string{path}, err
+		return []string{path}, nil // opening it says what is wrong
 	}
 	if _, err := os.Stat(filepath.Join(path, "model.safetensors.index.json")); err == nil {
 		return []string{path}, nil

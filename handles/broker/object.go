@@ -251,12 +251,12 @@ func (o *Object) reading(op string, digests bool, f func(*cuda.Stream) error) (e
 	defer o.closer.Release()
 	name := o.About().Name
 	if len(o.manifest.Tensors) == 0 {
-		return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, whose manifest has no tensors", name), "commit it with a manifest")
+		return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("object %q, whose manifest has no tensors", name), "have its writer commit it with a manifest of tensors")
 	}
 	for _, t := range o.manifest.Tensors {
 		if digests && t.Digest == "" {
 			return errs.Peer(op, cuda.ErrNotSupported, fmt.Sprintf("tensor %q of object %q, which has no digest", t.Name, name),
-				"commit it with a manifest of load.Model.LoadAll or load.Verify")
+				"have its writer commit it with digests: load.Verify makes them, or digests=True in Python")
 		}
 	}
 	s, err := o.buffer.Device().NewStream(cuda.StreamOptions{})

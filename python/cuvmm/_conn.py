@@ -442,7 +442,11 @@ def dial(path: str, timeout: float = TIMEOUT, allow_uid: Optional[int] = None, m
         folder.close()
     c = Conn(s, peer, timeout, may_lose, max_files)
     try:
-        c.greet()
+        try:
+            c.greet()
+        except WaitTimeout:
+            raise WaitTimeout(f"process {peer.pid} of user {peer.uid}, which serves {path!r}, did not greet within {timeout:g} s",
+                              "see whether that process, or one that it started, is stopped") from None
     except BaseException:
         c.close()
         raise

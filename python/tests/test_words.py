@@ -11,7 +11,7 @@ import signal
 from typing import Any, Callable, Dict, List
 
 import cuvmm
-from cuvmm._conn import pair
+from cuvmm._conn import Listener, pair
 from cuvmm.imported import Channel
 
 from .serving import ServedTest
@@ -151,3 +151,9 @@ class PublishersWords(DriverTest):
                 self.assertEqual(said.exception.hint, "discard what was computed from them" + remedy)
                 self.assertEqual(str(said.exception).count("connect again"), 0 if reconnect else 1)
                 self.publication.announce()
+
+    def test_a_process_that_does_not_greet_is_named(self) -> None:
+        listening = Listener(self.path("still"))
+        self.addCleanup(listening.close)
+        with self.assertRaisesRegex(cuvmm.WaitTimeout, f"process {os.getpid()} of user {os.geteuid()}, which serves '.*still', did not greet within 0.01 s"):
+            cuvmm.connect(self.path("still"), 0.01)
