@@ -322,13 +322,13 @@ func TestNoReceiverTakesTheOffer(t *testing.T) {
 	b := filled(t, d, 5*mib, 1)
 	err := handles.SendBuffer(t.Context(), near, b)
 	require.ErrorIs(t, err, peer.ErrTimeout)
+	peertest.SetTimeout(near, peertest.Guard)
+	peertest.SetTimeout(far, peertest.Guard)
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(10*time.Millisecond, cancel)
 	require.ErrorIs(t, handles.SendBuffer(ctx, near, b), context.Canceled)
 	// A withdrawn offer is not received: the receiver that comes returns the last reason, and
 	// the connection goes on.
-	peertest.SetTimeout(near, peertest.Guard)
-	peertest.SetTimeout(far, peertest.Guard)
 	_, err = handles.ReceiveBuffer(peertest.Context(t), far, d, handles.ImportOptions{})
 	require.ErrorIs(t, err, peer.ErrRefused)
 	require.ErrorContains(t, err, context.Canceled.Error())

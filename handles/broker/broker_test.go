@@ -301,7 +301,7 @@ func TestWhatIsRemovedIsFree(t *testing.T) {
 // Readers go on with the version that they have, and the next ones get the newest.
 func TestVersions(t *testing.T) {
 	d := gputest.Software(t)
-	h := newHouse(t, d, broker.Options{Return: 100 * time.Millisecond})
+	h := newHouse(t, d, broker.Options{Return: time.Hour})
 	k, other := h.dial(), h.dial()
 	closed(t, write(t, k, d, "w", mib, 1, broker.CreateOptions{}))
 	first := attach(t, other, d, "w", broker.AttachOptions{})
@@ -333,6 +333,8 @@ func TestVersions(t *testing.T) {
 		return err == nil && len(all) == 1 && all[0].Holders == 1
 	}, peertest.Guard, time.Millisecond)
 	closed(t, o)
+	h.o.Return = time.Millisecond
+	h.replace()
 	require.Eventually(t, func() bool { // once no other client can come back that holds it
 		all, err := k.List(peertest.Context(t))
 		return err == nil && len(all) == 0

@@ -192,7 +192,7 @@ func TestPressureOfAPublication(t *testing.T) {
 // A broker says how it is.
 func TestStatus(t *testing.T) {
 	d := gputest.Software(t)
-	h := newHouse(t, d, broker.Options{Limit: 16 * mib, Return: 50 * time.Millisecond})
+	h := newHouse(t, d, broker.Options{Limit: 16 * mib, Return: time.Hour})
 	k := h.dial()
 	ctx := peertest.Context(t)
 	s, err := k.Status(ctx)
@@ -218,7 +218,9 @@ func TestStatus(t *testing.T) {
 	}
 	require.False(t, ready(), "clients have yet to come back")
 	require.Equal(t, []int{1, 1, 0}, []int{s.Objects, s.Writing, s.Commits})
-	require.Eventually(t, ready, peertest.Guard, time.Millisecond)
 	closed(t, o, again, w)
+	h.o.Return = time.Millisecond
+	h.replace()
+	require.Eventually(t, ready, peertest.Guard, time.Millisecond)
 	require.NoError(t, k.Remove(ctx, "o", 0))
 }
