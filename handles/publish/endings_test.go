@@ -104,6 +104,23 @@ func TestAPublicationIsReleased(t *testing.T) {
 	require.Zero(t, v.p.users.Load())
 }
 
+// Server.Close waits for a publication that another goroutine is withdrawing, too.
+func TestCloseWaitsForAWithdrawal(t *testing.T) {
+	v := newVictim(t, ServerOptions{}, peer.Options{})
+	v.p.users.Add(1) // Withdraw, which has yet to release the memory
+	require.NoError(t, v.p.Withdraw())
+	over := make(chan error, 1)
+	go func() { over <- v.server.Close() }()
+	require.Eventually(t, func() bool { return v.p.users.Load() == 1 }, peertest.Guard, time.Millisecond)
+	select {
+	case err := <-over:
+		t.Fatalf("%v, while the memory is not released", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	v.p.drop()
+	require.NoError(t, <-over)
+}
+
 // A follower's goroutine holds memory that it is sending: it is waited for.
 func TestAPublicationThatIsBeingSentIsNotReleased(t *testing.T) {
 	v := newVictim(t, ServerOptions{}, peer.Options{})

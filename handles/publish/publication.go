@@ -271,7 +271,7 @@ func (p *Publication) withdraw(op string, last ended) error {
 	p.changeLocked()
 	p.mu.Unlock()
 	pool := &p.server.pages
-	pool.out.Add(1) // the timeline, for which Server.Close waits
+	pool.out.Add(1) // until the last user has gone, for which Server.Close waits
 	p.server.leave(p)
 	exchange.Warm.Leave()
 	p.hold.Release()
@@ -328,7 +328,6 @@ func (p *Publication) timelineClosed(err error) error {
 		p.server.keep(p)
 	}
 	p.drop()
-	p.server.pages.out.Done()
 	return err
 }
 
@@ -337,6 +336,7 @@ func (p *Publication) drop() {
 	if p.users.Add(-1) == 0 {
 		_ = p.text.Close() // whose number is released even after an error
 		p.ending.End(p.closing)
+		p.server.pages.out.Done()
 	}
 }
 
