@@ -625,6 +625,9 @@ func TestCommandsBesideAStoppedBroker(t *testing.T) {
 	require.Equal(t, exitOK, code, complaints)
 	require.Contains(t, out, `publishes "kept", which a broker keeps: 2 MiB`)
 	require.Contains(t, out, `writes object "w": 2 MiB`)
+	snapshot, err := inspect.Take(c.sys)
+	require.NoError(t, err)
+	require.Contains(t, fmt.Sprintf("%+v", snapshot), "publication kept", "maps name it")
 
 	timeout := link.DefaultTimeout
 	link.DefaultTimeout = 100 * time.Millisecond

@@ -146,7 +146,11 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 		return nil, errs.Violation("a reply of kind %#x, where an object was to come", reply.kind)
 	}
 	got := &Object{k: k, key: reply.key, about: reply.objects[0], wanted: make(chan struct{})}
-	if label := (life.Label{Name: fmt.Sprintf("object %s", r.name)}); label.Check(op) == nil {
+	what := "object"
+	if r.kind == wire.BrokerKeep {
+		what = "publication"
+	}
+	if label := (life.Label{Name: what + " " + r.name}); label.Check(op) == nil {
 		o.Name = label.Name
 	}
 	got.buffer, err = handles.ReceiveBuffer(ctx, l.c, d, o)
@@ -156,7 +160,7 @@ func (k *Client) receive(op string, l *line, d *cuda.Device, r request, o handle
 		_ = reply.beside.Close()
 	}
 	if err != nil {
-		err = fmt.Errorf("%s: object %q: %w", op, r.name, err)
+		err = fmt.Errorf("%s: %s %q: %w", op, what, r.name, err)
 		if got.buffer != nil {
 			err = errs.Both(err, got.buffer.Close())
 		}
