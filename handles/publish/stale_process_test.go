@@ -22,6 +22,7 @@ func TestARestartedPublisherLearnsWhoHasTheMemory(t *testing.T) {
 	follower := startFollower(t, p, 0)
 	publisher.ask(task{Do: "grow", N: 40 * mib / 4})
 	follower.ask(task{Do: "until", N: 40 * mib / 4})
+	follower.ask(task{Do: "synchronize"}) // what it was shown is complete
 	publisher.Kill()
 	require.Equal(t, []string{"gone"}, follower.try(task{Do: "gone"}).Is)
 
