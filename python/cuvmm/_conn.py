@@ -21,12 +21,13 @@ from . import _packet
 from ._process import OfProcess, State
 from ._undo import File, Undo
 from ._wire import MAX_BATCH, clip
-from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, WaitTimeout, seconds
+from .errors import ArgumentError, ClosedError, Error, FilesError, GoneError, PeerError, ProtocolError, RefusedError, TooLargeError, WaitTimeout, seconds
 
 _CLOEXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0x40000000)
 _CREDENTIALS = struct.Struct("iII")
 _ANCILLARY = socket.CMSG_SPACE(_packet.FILES * array.array("i").itemsize)
 _REFUSAL_WAIT = 0.1
+_GREETING_POLL = 0.01
 _NAME = 80
 _LONGEST_WAIT = 2_000_000.0  # seconds, of which a poll takes some more, in milliseconds: longer is for ever
 TIMEOUT = 10.0
@@ -168,23 +169,30 @@ class Conn(OfProcess):
     def greet(self) -> None:
         """Waits until the peer has greeted."""
         self._check_process()
-        if self._in.greeted:
-            return
-        with self._receiving:
-            until = _deadline(self.timeout)
+        until = _deadline(self.timeout)
+        while not self._in.greeted:
+            turn: List[bool] = []  # which is noted in the step in which it is taken
             try:
-                while not self._in.greeted:
-                    self._packet(until, True)
-                self.undelivered = []
+                turn.extend(map(self._receiving.acquire, [True], [_GREETING_POLL]))
+                if turn[0]:  # otherwise a thread that receives may get it, and go on
+                    while not self._in.greeted:
+                        self._packet(until, True)
+                    self.undelivered = []
             except Error:
                 raise
             except BaseException:
-                self.interrupted()
+                if turn and turn[0]:
+                    self.interrupted()
                 raise
+            finally:
+                if turn and turn[0]:
+                    self._receiving.release()
 
     def send(self, kind: int, body: bytes, files: Optional[List[int]] = None) -> None:
         """Sends a message. The descriptors stay the caller's."""
         self._check()
+        if len(body) > _packet.MAX_BODY or len(files or ()) > _packet.MAX_FILES:
+            raise TooLargeError(f"a message of {len(body)} bytes and {len(files or ())} file descriptors, where the limits are {_packet.MAX_BODY} and {_packet.MAX_FILES}", "send several messages")
         if not self._in.greeted:
             self.greet()
         with self._sending:
@@ -196,10 +204,8 @@ class Conn(OfProcess):
             try:
                 for packet, some in packets:
                     self._send(packet, some, until)
-            except Error:
-                raise
-            except BaseException:
-                if 0 < len(self._sent) < len(packets):  # the rest will never come
+            except BaseException as e:
+                if 0 < len(self._sent) < len(packets) and (isinstance(e, ArgumentError) or not isinstance(e, Error)):  # the rest will never come
                     why = GoneError("a message was interrupted halfway", "connect again")
                     self._fail_unlocked(why, lambda: self._refuse(why))
                 raise
@@ -224,6 +230,8 @@ class Conn(OfProcess):
                     pause = min(2 * pause, 0.05)
                 else:
                     self._check()
+                    if e.errno == errno.EBADF:
+                        raise ArgumentError("a message with a file that is not open", "keep the files open until the call has returned") from None
                     raise GoneError(f"the connection ended: {e.strerror}", "receive returns the other process's reason, if it gave one") from None
             if not ready:
                 raise self._fail_unlocked(WaitTimeout(f"the other process read nothing for {self.timeout:g} s", "check what blocks it"))

@@ -484,7 +484,8 @@ class Broker(OfProcess):
     def _release(self, ch: Channel, by: Optional[float] = None) -> None:
         for key in list(self._loose):
             if key not in self._held:
-                self._ask(ch, "release", {"key": key}, by=by)
+                with contextlib.suppress(_Denied):  # it does not count it
+                    self._ask(ch, "release", {"key": key}, by=by)
             del self._loose[key]
 
     def _request(self, do: "Callable[[Channel], T]", until: Optional[float]) -> "T":
@@ -553,19 +554,21 @@ class Broker(OfProcess):
         return self._reply(ch, by)
 
     def _reply(self, ch: Channel, by: Optional[float] = None) -> "Tuple[str, Dict[str, Any], List[int]]":
-        m = ch.message(None if by is None else _left(by))
-        try:
-            while self._is_request(m):
-                m = ch.message(None if by is None else _left(by))
-            said, fields = _wire.decode(m.kind, m.body, "holder")
-            if fields["number"] != self._number or len(m.files) > (said == "object"):
-                raise ProtocolError(f"{said} to request {fields['number']} with {counted(len(m.files), 'file')}, where {self._number} is the request")
-        except Error:
-            close_all(m.files)
-            raise
-        except BaseException:
-            ch.put_back(m)  # Ctrl-C: what it brings is given back
-            raise
+        while True:
+            m = ch.message(None if by is None else _left(by))
+            try:
+                if self._is_request(m):
+                    continue
+                said, fields = _wire.decode(m.kind, m.body, "holder")
+                if fields["number"] != self._number or len(m.files) > (said == "object"):
+                    raise ProtocolError(f"{said} to request {fields['number']} with {counted(len(m.files), 'file')}, where {self._number} is the request")
+                break
+            except Error:
+                close_all(m.files)
+                raise
+            except BaseException:
+                ch.put_back(m)  # Ctrl-C: what it brings is given back
+                raise
         if said == "object denied":
             kind = _STATUSES[fields["cause"]] if fields["cause"] < len(_STATUSES) else RefusedError
             raise _Denied(kind(f"the broker refused: {quoted(fields['reason'])}"))
@@ -575,8 +578,9 @@ class Broker(OfProcess):
         """Takes a message of the broker that replies to nothing. The lock is held."""
         if m.kind != _wire.KINDS["wanted"]:
             return False
-        close_all(m.files)
         _, fields = _wire.decode(m.kind, m.body, "holder")
+        if m.files:
+            raise ProtocolError(f"{counted(len(m.files), 'file')} with a request for memory")
         for o in self._held.get(fields["key"], []):
             o.wanted = True
         return True
@@ -589,8 +593,13 @@ class Broker(OfProcess):
             self._release_now()
             if ch._messages or _readable(ch, 0):
                 m = self._ask_alone(ch, lambda ch: ch.message(_FIRST_PAUSE))  # there may be a part of a transfer that has failed, and no more
-                if not self._is_request(m):
-                    self._drop()  # it replies to nothing
+                try:
+                    if not self._is_request(m):
+                        raise ProtocolError("a reply to nothing")
+                except ProtocolError:
+                    close_all(m.files)
+                    self._drop()
+                    raise
 
     def _await(self, name: str, until: Optional[float], why: WritingError) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own, or until that ends."""

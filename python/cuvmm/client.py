@@ -323,7 +323,7 @@ class Client(OfProcess):
 
     def _reply_to(self, line: _Line, request: Request, name: str, timeout: Optional[float]) -> _Reply:
         limit = line.conn.timeout if timeout is None else timeout
-        request.replied.wait(limit)
+        request.replied.wait(max(0.0, limit))
         with self._lock:
             a = request.reply
             if a is None:

@@ -164,32 +164,50 @@ class Channel(OfProcess):
         self._conn.send(kind, body, list(files))
 
     def message(self, timeout: Optional[float] = None) -> Message:
-        """Waits for the next message of the peer's program. ``timeout`` is in seconds."""
-        self._check_process()
-        timeout = seconds(timeout)
-        m: Optional[Message] = None
+        """Waits for the next message of the peer's program. ``timeout`` is in seconds; with 0 it takes one that is there."""
+        got: List[Message] = []
+
+        def take(until: Optional[float]) -> None:
+            self._await_one(lambda: bool(self._messages), until)
+            got[:], self._messages = self._messages[:1], self._messages[1:]
+
         try:
-            with self._lock:
-                try:
-                    until = None if timeout is None else time.monotonic() + timeout
-                    while not self._messages:
-                        self._step(until)
-                    m, self._messages = self._messages[0], self._messages[1:]
-                except BaseException as e:
-                    self._read_again_after(e)
-                    raise
-            return m
+            self._in_turn(take, timeout)
+            return got[0]
         except Error:
             raise
         except BaseException:
-            if m is not None:
-                self.put_back(m)
+            if got:
+                self.put_back(got[0])
             raise
 
-    def _read_again_after(self, e: BaseException) -> None:
-        """Has the next call read what this one was reading, if it was interrupted. The lock is held."""
-        if not isinstance(e, Error):
-            self._conn.interrupted()
+    def _in_turn(self, do: "Callable[[Optional[float]], None]", timeout: Optional[float]) -> None:
+        """Receives, when no other call does. The next call reads again what an interrupted one was reading."""
+        self._check_process()
+        timeout = seconds(timeout)
+        until = None if timeout is None else time.monotonic() + timeout
+        turn: List[bool] = []  # which is noted in the step in which it is taken
+        try:
+            turn.extend(map(self._lock.acquire, [True], [-1 if timeout is None else max(0.0, timeout)]))
+            if not turn[0]:
+                raise WaitTimeout("another thread is receiving", "try again")
+            do(until)
+        except Error:
+            raise
+        except BaseException:
+            if turn and turn[0]:
+                self._conn.interrupted()
+            raise
+        finally:
+            if turn and turn[0]:
+                self._lock.release()
+
+    def _await_one(self, there: Callable[[], bool], until: Optional[float]) -> None:
+        """Reads until something is there. What has arrived is read also when the time is over."""
+        first = True
+        while not there():
+            self._step(until, first)
+            first = False
 
     def put_back(self, m: Message) -> None:
         """Has the next call of ``message`` return a message that this one has returned."""
@@ -213,21 +231,15 @@ class Channel(OfProcess):
 
     def receive_into(self, got: Imported, max_bytes: int = 0, timeout: Optional[float] = None) -> None:
         """``receive`` for memory that the caller has, and abandons after an error."""
-        self._check_process()
-        timeout = seconds(timeout)
-        with self._lock:
-            try:
-                until = None if timeout is None else time.monotonic() + timeout
-                while self._offer is None and self._refused is None:
-                    self._step(until)
-                if self._refused is not None:  # it is older than an offer
-                    reason, self._refused = self._refused, None
-                    raise RefusedError(quoted(reason), "the reason is the peer's own words")
-                assert self._offer is not None
-                self._receive(got, self._offer, got.device, max_bytes)
-            except BaseException as e:
-                self._read_again_after(e)
-                raise
+        def take(until: Optional[float]) -> None:
+            self._await_one(lambda: self._offer is not None or self._refused is not None, until)
+            if self._refused is not None:  # it is older than an offer
+                reason, self._refused = self._refused, None
+                raise RefusedError(quoted(reason), "the reason is the peer's own words")
+            assert self._offer is not None
+            self._receive(got, self._offer, got.device, max_bytes)
+
+        self._in_turn(take, timeout)
 
     def _receive(self, got: Imported, offer: Dict[str, object], dev: _driver.Device, max_bytes: int) -> None:
         number = offer["transfer"]
@@ -297,11 +309,13 @@ class Channel(OfProcess):
             self._conn.discard()
             raise self._conn.fail(ProtocolError(f"{said} of transfer {number}, where {' or '.join(due)} is due"))
 
-    def _step(self, until: Optional[float]) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
-        """Reads a message and files it. Returns it if it belongs to the current transfer."""
+    def _step(self, until: Optional[float], late: bool = False) -> "Optional[tuple[str, _packet.Message, Dict[str, object]]]":
+        """Reads a message and files it, also one that is there when the time is over if it may be ``late``. Returns it if it belongs to the current transfer."""
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
-            raise WaitTimeout("nothing arrived", "try again: nothing was lost")
+            if not late:
+                raise WaitTimeout("nothing arrived", "try again: nothing was lost")
+            left = 0.0
         waiting = self._messages
         if waiting and (len(waiting) >= _WAITING_MESSAGES or sum(len(m.body) for m in waiting) >= _WAITING_BYTES
                         or sum(len(m.files) for m in waiting) >= _WAITING_FILES):

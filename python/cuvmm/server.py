@@ -139,6 +139,7 @@ class Publication(OfProcess):
         self._lock = threading.RLock()
         self._changed = Condition(self._lock)
         self._state = State.OPEN
+        self._last_view = MOVED, _DONE, ""  # what followers are told last, once it ends
         self._rewriting = Rewriting.SETTLED
         self._opened = 0  # how often it was
         self._followers: List[_Replicator] = []
@@ -474,14 +475,15 @@ class Publication(OfProcess):
             return
         with self._lock:
             if self._state is State.OPEN:
-                self._state = State.CLOSING
-                if self._rewriting is Rewriting.OPENING:
-                    self._set_rewriting(Rewriting.SETTLED)  # nothing was written
-                for f in self._followers:
-                    f.slot.store(_page.CUT, _page.CUT_WITHDRAWN)
-                    f.ending = f.ending or (state, status, reason)
-                for slot in self._kept if state == ENDED else ():
-                    slot.store(_page.FLUX, self._last)  # its owner may write from now on
+                self._state, self._last_view = State.CLOSING, (state, status, reason)
+            # Also if it has ended so: a call before may have been interrupted here.
+            if self._rewriting is Rewriting.OPENING:
+                self._set_rewriting(Rewriting.SETTLED)  # nothing was written
+            for f in self._followers:
+                f.slot.store(_page.CUT, _page.CUT_WITHDRAWN)
+                f.ending = f.ending or self._last_view
+            for slot in self._kept if self._last_view[0] == ENDED else ():
+                slot.store(_page.FLUX, self._last)  # its owner may write from now on
             sessions = {f.session for f in self._followers}
             self._changed.notify_all()
         for s in sessions:

@@ -81,9 +81,9 @@ class Interrupter:
 
     def _step(self, frame: Any, event: str, _: Any) -> Any:
         if event == "opcode" and not self.done:
-            before, self._last[frame] = self._last.get(frame), frame.f_lasti
+            before, self._last[frame] = self._last.get(frame, frame.f_lasti - 2), frame.f_lasti  # a call begins behind its RESUME, which is not traced
             code = frame.f_code
-            if before is not None and dis.opname[code.co_code[before]] in LOOKS and handler(code, before) == handler(code, frame.f_lasti):
+            if dis.opname[code.co_code[before]] in LOOKS and handler(code, before) == handler(code, frame.f_lasti):
                 place = (code, frame.f_lasti)
                 self.places[place] = None
                 if place == self.at:

@@ -277,6 +277,24 @@ def sent(w: World) -> None:
         mp._send(w.memory.array)
 
 
+def withdrawn(w: World) -> None:
+    """The followers are told."""
+    try:
+        while True:
+            w.other.next(timeout=60)
+    except cuvmm.WithdrawnError:
+        pass
+
+
+def torn(w: World) -> None:
+    """Nothing of the memory is whole for the next publisher."""
+    try:
+        w.server.publish("k", w.made[4]).withdraw()
+    except cuvmm.IncompleteError:
+        return
+    raise AssertionError("memory that was withdrawn is shown as whole")
+
+
 class Parcel:
     """A descriptor on its way by multiprocessing."""
 
@@ -349,7 +367,7 @@ OPS: Dict[str, Op] = {
     "next that waits": Op(held, waits_in_vain, after=released),
     "intact": Op(nothing, lambda w: w.other.intact(1)),
     "settle": Op(lambda w: w.table.announce(), lambda w: w.table.settle(60)),
-    "withdraw": Op(nothing, lambda w: w.table.withdraw(), True),
+    "withdraw": Op(nothing, lambda w: w.table.withdraw(), True, after=withdrawn),
     "Server.close": Op(nothing, lambda w: w.server.close(), True),
     "connect": Op(nothing, lambda w: w.keep(cuvmm.connect(w.path))),
     "list": Op(nothing, lambda w: w.client.list()),
@@ -371,7 +389,7 @@ OPS: Dict[str, Op] = {
     "next_async": Op(nothing, lambda w: asyncio.run(waits(w, False)), after=collected),
     "generations": Op(nothing, lambda w: asyncio.run(waits(w, True)), after=collected),
     "publish what a broker keeps": Op(kept, lambda w: w.server.publish("k", w.made[4]), after=goes_on_there),
-    "withdraw what a broker keeps": Op(published, lambda w: w.made[5](), True),
+    "withdraw what a broker keeps": Op(published, lambda w: w.made[5](), True, after=torn),
     "Kept.close": Op(kept, lambda w: w.made[4].close(), True),
     "Client.close": Op(nothing, lambda w: w.client.close(), True),
 }
@@ -447,7 +465,7 @@ class Walks(DriverTest):
                 pass
             if op.ends:
                 op.call(w)
-            else:
+            if not op.ends or op.after is not World.goes_on:
                 op.after(w)
         return i
 
