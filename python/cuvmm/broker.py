@@ -191,7 +191,8 @@ class Broker(OfProcess):
         self._number = 0
         self._held: Dict[bytes, List[Object]] = {}
         self._loose: Dict[bytes, None] = {}  # keys that this client may hold without knowing
-        self._awaiting: Set[Channel] = set()  # of calls that wait for another process, and those on which a reply is late
+        self._awaiting: Set[Channel] = set()  # of calls that wait for another process
+        self._late: Dict[Channel, threading.Thread] = {}  # on which a reply is late, and who reads it
         self._asking = False  # by a thread that has the lock: what the collector closes meanwhile is released later
         self._closed = False
         self._away = ""  # why the broker refused this client last, as one does that has as many as it takes
@@ -220,6 +221,11 @@ class Broker(OfProcess):
         self._closed = True
         for waiting in list(self._awaiting):
             waiting.close()
+        until = _until(_GRACE)
+        for late, reader in list(self._late.items()):
+            if reader.ident is not None:
+                reader.join(_left(until))
+            late.close()
         turn: List[bool] = []  # which is noted in the step in which it is taken
         try:
             turn.extend(map(self._lock.acquire, [True], [_GRACE]))
@@ -231,9 +237,12 @@ class Broker(OfProcess):
                 self._lock.release()
         with self._lock:
             self._refuse_held()  # a call got one meanwhile
-            if self._channel is not None:
-                with contextlib.suppress(Error):  # the connection has ended
+            with contextlib.suppress(Error):  # the connection has ended
+                if self._channel is not None:
                     self._release(self._channel, _until(_GRACE))
+                elif self._loose:  # what a call has left, which was interrupted a moment ago
+                    with dial(self._path, min(self._timeout, _GRACE), uid=self._uid, shared=True) as ch:
+                        self._join(ch)
             self._drop()
 
     def _refuse_held(self) -> None:
@@ -442,8 +451,8 @@ class Broker(OfProcess):
     def _leave(self, ch: Channel) -> None:
         """Gives up a connection on which a reply is late: this client holds what that will bring, and learns then what it has to release."""
         self._channel = None
-        self._awaiting.add(ch)
-        threading.Thread(target=self._read_late, args=(ch, self._number), name="cuvmm broker, late", daemon=True).start()
+        self._late[ch] = threading.Thread(target=self._read_late, args=(ch, self._number), name="cuvmm broker, late", daemon=True)
+        self._late[ch].start()
 
     def _read_late(self, ch: Channel, number: int) -> None:
         with contextlib.suppress(Error), ch:
@@ -454,7 +463,7 @@ class Broker(OfProcess):
                 said, fields = _wire.decode(m.kind, m.body, "holder")
                 if said == "object":
                     self._loose[fields["key"]] = None
-        self._awaiting.discard(ch)
+        self._late.pop(ch, None)
 
     def _let_go(self, o: Object) -> None:
         if self._forked:

@@ -282,6 +282,15 @@ class BrokerTest(ServedTest):
         await_that(lambda: free(lambda: mine.keep("kept", 1)), "nobody publishes it")
         await_that(lambda: [(x.name, x.holders) for x in mine.list()] == [("kept", 0), ("model", 0)], "nobody holds anything")
 
+    def test_a_close_right_behind_an_interrupted_call(self) -> None:
+        b, other = self.connect(), self.connect()
+        with other.writer("model", LIKE):
+            pass
+        with mock.patch.object(cuvmm.Broker, "_reply", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            b.attach("model")
+        b.close()
+        self.assertEqual([x.holders for x in other.list()], [0])
+
     def test_what_cannot_be_mapped_is_released(self) -> None:
         b, other = self.connect(), self.connect()
         with b.writer("model", LIKE):
