@@ -87,25 +87,9 @@ class Channels(unittest.TestCase):
 
 
 class Timeouts(DriverTest):
-    def test_all_calls_take_any_number_and_refuse_nan(self) -> None:
-        with cuvmm.empty(10) as memory, cuvmm.Server(self.path()) as server, cuvmm.connect(self.path()) as client:
-            p = server.publish("x", memory)
-            with client.follow("x") as f:
-                calls: List[Callable[[float], Any]] = [
-                    lambda t: client.list(timeout=t), lambda t: client.follow("x", timeout=t).close(), lambda t: client.follow("x", timeout=t, wait=True).close(),
-                    lambda t: f.next(timeout=t), lambda t: p.settle(t), lambda t: p.rewrite(t)]
-                for call in calls:
-                    for seconds in (1e12, float("inf")):
-                        if not p.rewriting:
-                            p.announce()
-                        f.release()
-                        call(seconds)
-                        if p.rewriting:
-                            p.announce()
-                    with self.assertRaisesRegex(cuvmm.ArgumentError, "a timeout of nan"):
-                        call(float("nan"))
-                with self.assertRaises(cuvmm.WaitTimeout):
-                    client.list(timeout=-1)
+    def test_a_time_that_is_over(self) -> None:
+        with cuvmm.Server(self.path()), cuvmm.connect(self.path()) as client, self.assertRaises(cuvmm.WaitTimeout):
+            client.list(timeout=-1)
 
 
 class Brokers(DriverTest):
