@@ -63,7 +63,7 @@ func TestAPublisherInLockstepGoesOn(t *testing.T) {
 		require.NoError(t, v.array.Resize(nil, v.array.Len()+1000))
 		require.NoError(t, v.p.Announce(peertest.Context(t), v.array.Len(), s))
 		require.NoError(t, v.p.Settle(peertest.Context(t)))
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), peertest.Guard)
 		for v.honest.Len() < complete {
 			require.NoError(t, v.honest.Next(ctx))
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -149,7 +150,7 @@ func TestTheEndWhileAQuiescedStreamWorks(t *testing.T) {
 	case errs := <-ended:
 		require.ErrorIs(t, errs[0], ErrUnfinished)
 		require.ErrorIs(t, errs[1], ErrUnfinished)
-	case <-time.After(5 * time.Second):
+	case <-time.After(peertest.Guard):
 		release()
 		require.Fail(t, "Err or Next waits for the stream")
 	}
@@ -171,7 +172,11 @@ func TestNextAtItsDeadlineWhileAQuiescedStreamWorks(t *testing.T) {
 			v.announce(1 << 20)
 			ctx := peertest.Context(t)
 			own := newStream(t, v.dev)
-			f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream { return []*cuda.Stream{own} }})
+			var asked atomic.Bool
+			f := v.second(FollowOptions{Quiesce: func(int) []*cuda.Stream {
+				asked.Store(true)
+				return []*cuda.Stream{own}
+			}})
 			for f.Len() != v.array.Len() {
 				require.NoError(t, f.Next(ctx))
 			}
@@ -187,7 +192,8 @@ func TestNextAtItsDeadlineWhileAQuiescedStreamWorks(t *testing.T) {
 				}, peertest.Guard, time.Millisecond)
 			}
 			require.NoError(t, v.p.Shrink(1000, newStream(t, v.dev)))
-			require.Eventually(t, func() bool { return f.Len() == 1000 }, peertest.Guard, time.Millisecond, "it waits for the stream")
+			require.Eventually(t, func() bool { return asked.Load() && len(f.f.lengths) == 1 }, peertest.Guard, time.Millisecond, "it waits for the stream")
+			require.Equal(t, 1000, f.Len())
 			if test.ends {
 				require.NoError(t, f.f.current().close())
 				require.Eventually(t, func() bool { return f.Err() != nil }, peertest.Guard, time.Millisecond)
@@ -199,7 +205,7 @@ func TestNextAtItsDeadlineWhileAQuiescedStreamWorks(t *testing.T) {
 			select {
 			case err := <-next:
 				require.ErrorIs(t, err, peer.ErrTimeout)
-			case <-time.After(5 * time.Second):
+			case <-time.After(peertest.Guard):
 				release()
 				require.Fail(t, "Next waits for the stream")
 			}

@@ -240,7 +240,7 @@ func TestRunsOfSeveralBackings(t *testing.T) {
 		copies := m.Count("cuMemcpyHtoDAsync")
 		ended := make(chan error)
 		go func() { ended <- bulk.In(t.Context(), runs, in) }()
-		require.Eventually(t, func() bool { return m.Count("cuMemcpyHtoDAsync") == copies+7 }, 10*time.Second, time.Millisecond, "all of them")
+		require.Eventually(t, func() bool { return m.Count("cuMemcpyHtoDAsync") == copies+7 }, time.Minute, time.Millisecond, "all of them")
 		release()
 		require.NoError(t, <-ended)
 		require.EqualValues(t, len(all), awaited)

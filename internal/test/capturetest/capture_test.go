@@ -308,7 +308,7 @@ func (s situation) during(within context.Context, t *testing.T, drv driver.Drive
 	sys, err := gputest.Wrap(drv, nil)
 	require.NoError(t, err)
 	t.Cleanup(func() { // what waited for the capture may be given back only now
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		require.NoError(t, sys.Drain(ctx))
 		require.NoError(t, sys.Close())
