@@ -613,10 +613,11 @@ class Broker(OfProcess):
     def _await(self, name: str, until: Optional[float], why: WritingError) -> None:
         """Waits until a name can be attached or nobody writes it, on a connection of its own, or until that ends."""
         late = WaitTimeout(f"waited for {quoted(name)}: {why.what}", why.hint or "allow it more time, or end the process that has it")
-        if _left(until) <= 0:
+        left = _left(until)
+        if left <= 0:
             raise late
         try:
-            with dial(self._path, min(self._timeout, _left(until)), uid=self._uid, shared=True) as ch:
+            with dial(self._path, min(self._timeout, left), uid=self._uid, shared=True) as ch:
                 self._awaiting.add(ch)
                 try:
                     self._check_open()
@@ -764,6 +765,15 @@ def connect_broker(path: str = "", timeout: float = TIMEOUT, *, uid: Optional[in
 
 _default_lock = threading.Lock()
 _default: Optional[Broker] = None
+
+
+def _in_child() -> None:
+    """A thread that does not exist here may have held the lock."""
+    global _default_lock
+    _default_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _broker() -> Broker:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
+import time
 import unittest
 from typing import Any, Callable, Iterator, List, Tuple
 from unittest import mock
 
 import cuvmm
-from cuvmm import _conn, _packet, _wire
+from cuvmm import _conn, _packet, _wire, broker
 from cuvmm.broker import Broker
 
 from .support import DriverTest, await_that
@@ -181,3 +183,20 @@ class Brokers(DriverTest):
             b._loose[bytes(16)] = None
             self.assertEqual(b.list(timeout=60), [])
             self.assertEqual(b._loose, {})
+
+    def test_a_wait_whose_time_is_over_as_it_connects(self) -> None:
+        left = iter([1e-9])
+        with self.broker(lambda *_: None) as b, mock.patch.object(broker, "_left", lambda _: next(left, 0.0)), self.assertRaises(cuvmm.WaitTimeout):
+            b._await("model", time.monotonic(), cuvmm.WritingError("being written"))
+
+    def test_a_fork_beside_a_thread_that_connects(self) -> None:
+        with broker._default_lock:
+            child = os.fork()
+            if child == 0:
+                try:
+                    signal.alarm(20)
+                    with mock.patch.object(broker, "connect_broker", side_effect=cuvmm.GoneError("nobody serves")), contextlib.suppress(cuvmm.GoneError):
+                        cuvmm.attach("model")
+                finally:
+                    os._exit(0)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
