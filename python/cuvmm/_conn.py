@@ -159,7 +159,7 @@ class Conn(OfProcess):
 
     def _refuse(self, why: Error) -> None:
         with contextlib.suppress(OSError):
-            self._socket.send(_packet.refusal(self._out.peer, self._out.sequence + len(self._sent), clip(str(why), 512)))
+            self._socket.send(_packet.refusal(self._out.peer, self.sent, clip(str(why), 512)))
 
     def shutdown(self) -> None:
         """Ends every call that waits on the connection."""
@@ -188,6 +188,11 @@ class Conn(OfProcess):
                 if turn and turn[0]:
                     self._receiving.release()
 
+    @property
+    def sent(self) -> int:
+        """How many packets were sent."""
+        return self._out.sequence + len(self._sent)
+
     def send(self, kind: int, body: bytes, files: Optional[List[int]] = None) -> None:
         """Sends a message. The descriptors stay the caller's."""
         self._check()
@@ -199,7 +204,7 @@ class Conn(OfProcess):
             self._check_open()
             self._out.version, self._out.peer = self._in.version, self._in.peer
             until = _deadline(self.timeout)
-            self._out.sequence, self._sent = self._out.sequence + len(self._sent), []
+            self._out.sequence, self._sent = self.sent, []
             packets = self._out.packets(kind, body, files or [])
             try:
                 for packet, some in packets:

@@ -410,10 +410,11 @@ class Broker(OfProcess):
         dev, given = _driver.device(device), []  # type: Any, List[Object]
 
         def give(ch: Channel) -> Object:
+            before = ch._conn.sent
             try:
                 said, got, files = self._ask(ch, request, fields, by=_replied(until))
             except BaseException as e:
-                if _unanswered(e):
+                if _unanswered(e) and ch._conn.sent != before:
                     self._leave(ch)
                 raise
             try:

@@ -291,6 +291,13 @@ class BrokerTest(ServedTest):
         b.close()
         self.assertEqual([x.holders for x in other.list()], [0])
 
+    def test_no_reply_is_awaited_to_what_was_not_sent(self) -> None:
+        b = self.connect()
+        with mock.patch.object(Conn, "send", side_effect=KeyboardInterrupt), self.assertRaises(KeyboardInterrupt):
+            b.attach("model")
+        self.assertEqual(b._late, {})
+        self.assertEqual(b.list(timeout=60), [])
+
     def test_what_cannot_be_mapped_is_released(self) -> None:
         b, other = self.connect(), self.connect()
         with b.writer("model", LIKE):
