@@ -661,6 +661,20 @@ func TestCommandsBesideAStoppedBroker(t *testing.T) {
 	c.end(t)
 }
 
+// Who sees the socket may end what serves it.
+func TestServeEndsAsSoonAsThereIsASocket(t *testing.T) {
+	for range 40 {
+		s := serving(t, t.TempDir())
+		_, there := os.Lstat(s.path)
+		for began := time.Now(); there != nil && time.Since(began) < peertest.Guard; { // a pause would miss the moment
+			_, there = os.Lstat(s.path)
+		}
+		require.NoError(t, there)
+		s.end(t)
+		require.NoFileExists(t, s.path)
+	}
+}
+
 // Without a driver there is nothing to serve, and nothing to try again.
 func TestServeEndsWithoutADriver(t *testing.T) {
 	self, err := os.Executable()

@@ -143,6 +143,8 @@ func serveObjects(f *flag.FlagSet) func(args []string, out io.Writer, h host) (i
 
 // keep is the keeper: it runs brokers until it is told to end, or to replace itself.
 func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT) // before there is a socket
+	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	k, err := keeper.Inherit()
 	if err != nil {
@@ -157,8 +159,6 @@ func keep(h host, path string, flags brokerFlags, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, end()) }()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	defer stop()
 	restart, replace := make(chan os.Signal, 1), make(chan os.Signal, 1)
 	fmt.Fprintf(out, "serving at %s\n", path)
 	o := keeper.RunOptions{Log: log, Restart: restart, Command: func() *exec.Cmd {
