@@ -103,7 +103,7 @@ func TestAPageThatIsGivenBackBeforeTheFollowerHearsOfIt(t *testing.T) {
 	ss := &session{server: v.server, conn: connOf(near), followers: map[token]*replicator{}, pages: map[*cuda.Device]*page{}}
 	f, err := v.p.join(peertest.Context(t), ss, 0, possession{})
 	require.NoError(t, err)
-	v.server.replicating.Done() // it is never told
+	f.finished() // it is never told
 	slot := f.slot.index
 	require.NoError(t, v.p.Withdraw())
 	v.server.pages.finish(f.page)
