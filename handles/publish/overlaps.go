@@ -19,20 +19,20 @@ type overlaps struct {
 	// chunks that another one shows.
 	shown  map[uint64][]*Publication
 	shared map[*Publication]int
-	// rewritten are those that are open for rewriting, or about to be.
-	rewritten map[*Publication]struct{}
+	// rewritten are those that are open for rewriting, or about to be, and the chunks of one that shows none of its memory.
+	rewritten map[*Publication][]share.Chunk
 }
 
-var sharing = overlaps{shown: map[uint64][]*Publication{}, shared: map[*Publication]int{}, rewritten: map[*Publication]struct{}{}}
+var sharing = overlaps{shown: map[uint64][]*Publication{}, shared: map[*Publication]int{}, rewritten: map[*Publication][]share.Chunk{}}
 
-// add notes that a publication shows chunks. It fails, without effect, if another one that shows
+// add notes that a publication shows chunks. It fails, without effect, if another one that has
 // one of them is being rewritten.
 func (o *overlaps) add(op string, p *Publication, chunks []share.Chunk) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, c := range chunks {
-		for _, other := range o.shown[c.ID] {
-			if _, rewritten := o.rewritten[other]; rewritten && other != p {
+		for other, hidden := range o.rewritten {
+			if other != p && (slices.Contains(o.shown[c.ID], other) || slices.ContainsFunc(hidden, func(h share.Chunk) bool { return h.ID == c.ID })) {
 				return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("memory of publication %q, which is being rewritten", other.name), "Announce of that one ends it")
 			}
 		}
@@ -74,15 +74,25 @@ func (o *overlaps) count(p *Publication, chunk uint64, by int) {
 	}
 }
 
-// begin notes that a publication is about to be rewritten, of chunks that no other one may show.
-func (o *overlaps) begin(op string, p *Publication) error {
+// begin notes that a publication is about to be rewritten, of chunks that no other one may show: those that it shows,
+// or else those of its memory.
+func (o *overlaps) begin(op string, p *Publication, hidden []share.Chunk) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	other := p
 	if o.shared[p] > 0 {
-		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("memory of publication %q, which publication %q shows as well", p.name, o.other(p).name),
+		other = o.other(p)
+	}
+	for _, c := range hidden {
+		if all := o.shown[c.ID]; len(all) > 0 {
+			other = all[0]
+		}
+	}
+	if other != p {
+		return errs.Peer(op, cuda.ErrInUse, fmt.Sprintf("memory of publication %q, which publication %q shows as well", p.name, other.name),
 			"withdraw one of them: the followers of the other are not waited for")
 	}
-	o.rewritten[p] = struct{}{}
+	o.rewritten[p] = hidden
 	return nil
 }
 

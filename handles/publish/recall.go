@@ -206,7 +206,7 @@ func (p *Publication) awake(op string) error {
 	case p.whole || p.view.generation == 0:
 		p.setRewriting(settled)
 	default:
-		_ = sharing.begin(op, p) // what another publication shows of the memory is open, too
+		_ = sharing.begin(op, p, nil) // what another publication shows of the memory is open, too
 		p.setRewriting(open)
 	}
 	if p.view.generation > 0 {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/cuvmm/cuvmm/cuda"
 	"github.com/cuvmm/cuvmm/internal/errs"
+	"github.com/cuvmm/cuvmm/internal/share"
 	"github.com/cuvmm/cuvmm/internal/wait"
 )
 
@@ -66,7 +67,7 @@ const (
 // the work behind the last announcement. It knows the followers of this publication
 // alone: if another publication of this process shows some of the memory, of the same buffer or
 // of a fork, Rewrite returns cuda.ErrInUse, and while it is open no other one can announce the
-// memory. What was sent, leased or exported otherwise is not known: such memory is not to be
+// memory; one that shows nothing so far counts as if it showed all of its memory. What was sent, leased or exported otherwise is not known: such memory is not to be
 // rewritten. It may be called before the first Announce, and of no elements.
 //
 // Only Announce ends a rewriting; until then AnnounceRange, Shrink and another Rewrite return
@@ -163,12 +164,29 @@ func (p *Publication) beginRewrite(ctx context.Context, op string, turn bool) er
 			return err
 		}
 	}
-	if err := sharing.begin(op, p); err != nil {
+	hidden, err := p.hidden(op)
+	if err != nil {
+		return err
+	}
+	if err := sharing.begin(op, p, hidden); err != nil {
 		return err
 	}
 	p.beginTurn(turn)
 	p.setRewriting(opening)
 	return nil
+}
+
+// hidden returns the chunks of the memory if none of it is shown. The caller holds changes.
+func (p *Publication) hidden(op string) ([]share.Chunk, error) {
+	if p.view.length > 0 {
+		return nil, nil
+	}
+	mem, err := p.memory.View(op, p.memory.Used())
+	if err != nil {
+		return nil, err
+	}
+	chunks := mem.Chunks
+	return chunks, mem.Release()
 }
 
 // renumber shows the same elements as another generation. The caller holds changes.

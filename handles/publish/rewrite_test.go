@@ -374,7 +374,11 @@ func TestLateReadersAreExcluded(t *testing.T) {
 	require.False(t, h.f.Intact(1))
 	require.Eventually(t, func() bool { return h.f.Err() != nil }, peertest.Guard, time.Millisecond)
 	require.ErrorIs(t, h.f.Err(), publish.ErrExcluded)
-	require.ErrorIs(t, h.f.Next(ctx, stream(t, h.d)), publish.ErrExcluded)
+	for range 2 {
+		err := h.f.Next(ctx, stream(t, h.d))
+		require.ErrorIs(t, err, publish.ErrExcluded)
+		require.NotErrorIs(t, err, publish.ErrUnfinished, "which a program may meet with another Next")
+	}
 	require.Zero(t, h.f.Len())
 	require.NoError(t, quick.Err())
 	h.version++
@@ -521,9 +525,14 @@ func TestMemoryThatTwoPublicationsShow(t *testing.T) {
 		for name, b := range map[string]*vmm.Buffer{"again": w.array.Buffer(), "a fork": fork} {
 			other, err := w.server.Publish(name, b)
 			require.NoError(t, err)
-			require.NoError(t, w.p.Rewrite(ctx, publish.RewriteOptions{}), "the other shows nothing yet")
-			require.ErrorIs(t, other.Announce(ctx, chunk, w.writer), cuda.ErrInUse)
-			require.NoError(t, w.announce(w.writer))
+			for range 2 {
+				require.ErrorIs(t, other.Rewrite(ctx, publish.RewriteOptions{}), cuda.ErrInUse)
+				require.NoError(t, w.p.Rewrite(ctx, publish.RewriteOptions{}), "the other shows nothing yet")
+				require.ErrorIs(t, other.Rewrite(ctx, publish.RewriteOptions{}), cuda.ErrInUse)
+				require.ErrorIs(t, other.Announce(ctx, chunk, w.writer), cuda.ErrInUse)
+				require.NoError(t, w.announce(w.writer))
+				require.NoError(t, other.Announce(ctx, 0, w.writer)) // which shows nothing either
+			}
 			require.NoError(t, other.Announce(ctx, chunk, w.writer))
 			for _, p := range []*publish.Publication{w.p, other} {
 				err = p.Rewrite(ctx, publish.RewriteOptions{})
@@ -534,5 +543,16 @@ func TestMemoryThatTwoPublicationsShow(t *testing.T) {
 			require.NoError(t, other.Withdraw())
 			require.NoError(t, w.next(ctx, publish.RewriteOptions{}, w.writer))
 		}
+		hidden, err := w.server.Publish("hidden", w.array.Buffer())
+		require.NoError(t, err)
+		require.NoError(t, w.p.Withdraw())
+		require.NoError(t, hidden.Rewrite(ctx, publish.RewriteOptions{}))
+		other, err := w.server.Publish("another", w.array.Buffer())
+		require.NoError(t, err)
+		require.ErrorIs(t, other.Announce(ctx, chunk, w.writer), cuda.ErrInUse)
+		require.NoError(t, hidden.Announce(ctx, 0, w.writer))
+		require.NoError(t, other.Announce(ctx, chunk, w.writer))
+		require.NoError(t, hidden.Withdraw())
+		require.NoError(t, other.Withdraw())
 	})
 }

@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/cuvmm/cuvmm/internal/errs"
@@ -74,9 +75,8 @@ type subscription struct {
 	// completed is the last generation that the publisher completed, once its word no
 	// longer counts.
 	completed uint64
-	// flux and cut are the last values of the publisher's words of that name, and torn is the
-	// last version that arrived of those that flux has reached: unless a later one is complete,
-	// its elements may be a mixture.
+	// flux and cut are the last values of the publisher's words of that name, and torn is the last version that
+	// arrived and that flux has reached, or that will never be complete: unless a later one is, its elements may be a mixture.
 	flux, cut uint64
 	torn      version
 	// spoiled is the last generation of which nothing can be proven, because its memory
@@ -233,6 +233,9 @@ func (s *subscription) cutOff(e lifeEvent, why error, w seen) {
 		s.unfinished = untold
 	}
 	s.shown = s.shown[:last+1]
+	if v := s.last(); !s.complete(v, word) {
+		s.torn = v
+	}
 	s.received = slices.DeleteFunc(s.received, func(v version) bool { return !s.complete(v, word) })
 	nothing := s.pending.generation == 0 || !s.complete(s.pending, word)
 	if s.refusal == nil && nothing && !s.away {
@@ -345,9 +348,7 @@ const mostReceived = 1024
 // arrive notes that a version is mapped. One that never will be complete is forgotten.
 func (s *subscription) arrive(v version, word uint64) {
 	if !s.counts() && !s.complete(v, word) {
-		if v.generation <= s.flux {
-			s.torn = v
-		}
+		s.torn = v
 		return
 	}
 	s.received = s.sinceComplete(append(s.received, v), word)
@@ -491,7 +492,7 @@ func (s *subscription) err() error {
 	if rules[s.phase].ends {
 		why = s.why
 	}
-	if s.unfinished != intact {
+	if s.unfinished != intact && !errors.Is(why, ErrExcluded) { // which says it, and for good
 		return errs.PeerCause(why, opFollower, ErrUnfinished, "elements that were shown and no longer are", "discard what was computed from them")
 	}
 	return why

@@ -42,8 +42,9 @@ import (
 // broker gives the memory to the next publisher (Client.Keep in package broker).
 //
 // If the publisher ended while it rewrote the elements (Publication.Rewrite), or had gone
-// on without this follower, it returns [ErrIncomplete]: they may hold a mixture of
-// generations. See TakeOverOptions.Incomplete. If it ended while the memory was suspended
+// on without this follower, or nothing that this follower received was complete, it returns [ErrIncomplete]: the elements
+// may hold a mixture of generations. Another follower may have a complete one and take that over. See
+// TakeOverOptions.Incomplete. If it ended while the memory was suspended
 // (vmm.Suspend) there is nothing to take over: it returns cuda.ErrSuspended, and the follower may
 // still come back to another publisher.
 func TakeOver[T any](ctx context.Context, s *Server, f *Follower[T], o TakeOverOptions) (*Publication, error) {
@@ -252,8 +253,8 @@ func (s *Server) inherit(ctx context.Context, op string, f *follower, o TakeOver
 	case from.away: // it arrived since
 		return nil, f.notAway(op)
 	case from.torn && (!o.Incomplete || f.options.ReadOnly): // which could not write it anew
-		return nil, errs.Peer(op, ErrIncomplete, fmt.Sprintf("publication %q, whose publisher ended while it rewrote what this follower has, or had gone on without it", f.name),
-			"load the elements anew; TakeOverOptions.Incomplete takes the memory over to rewrite it")
+		return nil, errs.Peer(op, ErrIncomplete, fmt.Sprintf("publication %q, whose publisher ended before what this follower has was complete, or while it rewrote that, or had gone on without it", f.name),
+			"take over what another follower has, or load the elements anew; TakeOverOptions.Incomplete takes the memory over to rewrite it")
 	}
 	from.identity, from.generation, from.chunks, from.readOnly = f.identity, f.replica.generation, f.replica.chunks, f.options.ReadOnly
 	if err := f.memory.SetLen(op, uint64(from.last.length)*f.replica.unit); err != nil {
@@ -368,7 +369,7 @@ func (p *Publication) inherits(op string, from *legacy) error {
 	p.mem = mem
 	p.goesOn(from, chunks[:len(mem.Chunks):len(mem.Chunks)])
 	if from.torn {
-		err = sharing.begin(op, p)
+		err = sharing.begin(op, p, nil)
 	}
 	if p.kept != nil {
 		p.tell(p.kept.page.slot) // before it is complete: what is open must never look whole

@@ -199,7 +199,9 @@ func (h *heir) obey(do task) (err error) {
 		}
 		return p.Announce(ctx, do.N)
 	case "take over":
-		return h.takeOver(ctx)
+		return h.takeOver(ctx, publish.TakeOverOptions{})
+	case "take over incomplete":
+		return h.takeOver(ctx, publish.TakeOverOptions{Incomplete: true})
 	case "rewrite":
 		return h.p.Rewrite(ctx, publish.RewriteOptions{})
 	case "wait to take over": // until this process waits for the publisher's end
@@ -207,7 +209,7 @@ func (h *heir) obey(do task) (err error) {
 		go func() {
 			ctx, cancel := context.WithTimeout(context.Background(), peertest.Guard)
 			defer cancel()
-			h.taking <- h.takeOver(ctx)
+			h.taking <- h.takeOver(ctx, publish.TakeOverOptions{})
 		}()
 		stacks := make([]byte, 1<<20)
 		for !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("publish.awaitEnd")) {
@@ -239,11 +241,11 @@ func (h *heir) obey(do task) (err error) {
 	return err
 }
 
-func (h *heir) takeOver(ctx context.Context) (err error) {
+func (h *heir) takeOver(ctx context.Context, o publish.TakeOverOptions) (err error) {
 	if h.server == nil {
 		h.server = publish.NewServer(publish.ServerOptions{})
 	}
-	if h.p, err = publish.TakeOver(ctx, h.server, h.f, publish.TakeOverOptions{}); err == nil {
+	if h.p, err = publish.TakeOver(ctx, h.server, h.f, o); err == nil {
 		h.array, h.f = h.f.Array(), nil
 	}
 	return err
@@ -554,24 +556,44 @@ func TestATakeOverBeforeTheFirstAnnouncement(t *testing.T) {
 	heir.Wait()
 }
 
-// The same if something was announced that was never complete. Its generation is not used again.
+// What was announced and was never complete for this follower is taken over to be written anew, and not as if there were
+// nothing: another follower may have an earlier generation whole. Its generation is not used again.
 func TestATakeOverOfNothingComplete(t *testing.T) {
 	p := newPlace(t)
-	publisher, heir, reader := newKin(t, p), newKin(t, p), newKin(t, p)
+	publisher, late, first := newKin(t, p), newKin(t, p), newKin(t, p)
 	publisher.do("publish", 0)
-	heir.do("follow", 0)
-	reader.do("follow", 0)
-	publisher.do("settle", 2)
+	publisher.do("append", 1000)
+	first.do("follow", 0)
+	first.do("until", 1000)
 	publisher.do("unfinished", 1000)
+	late.do("follow", 0)
 	publisher.do("settle", 2)
 	publisher.Kill()
+	require.Contains(t, late.try("take over", 0).Err, publish.ErrIncomplete.Error())
 	before := host.Uptime()
-	is := heir.do("take over", 0)
-	require.Zero(t, is.Generation)
-	require.Zero(t, is.Len)
-	heir.do("append", 500)
-	require.Greater(t, reader.do("until", 500).Generation, before, "later than all of its predecessor")
-	reader.do("check", 0)
-	reader.Wait()
-	heir.Wait()
+	is := late.do("take over incomplete", 0)
+	require.Equal(t, 2000, is.Len)
+	late.do("append", 500)
+	require.Greater(t, first.do("until", 2500).Generation, before, "later than all of its predecessor")
+	first.Wait()
+	late.Wait()
+}
+
+// Who has a complete generation takes that over when one who has none was refused.
+func TestATakeOverAfterARefusedOne(t *testing.T) {
+	p := newPlace(t)
+	publisher, late, first := newKin(t, p), newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	publisher.do("append", 1000)
+	first.do("follow", 0)
+	first.do("until", 1000)
+	publisher.do("unfinished", 1000)
+	late.do("follow", 0)
+	publisher.do("settle", 2)
+	publisher.Kill()
+	require.Contains(t, late.try("take over", 0).Err, publish.ErrIncomplete.Error())
+	require.Equal(t, 1000, first.do("take over", 0).Len)
+	first.do("check", 0)
+	first.Wait()
+	late.Wait()
 }
