@@ -372,7 +372,8 @@ func (f *Follower[T]) Intact(generation uint64) bool { return f.in().intact(gene
 // Order orders later work on the streams behind the publisher's work before what is
 // shown, for streams that were not given to Next, and holds that for them (Release). It does
 // not wait, except on a device whose streams cannot wait for 64-bit words. While the
-// publisher rewrites what is shown it returns [ErrRewriting].
+// publisher rewrites what is shown, or waits to, it returns [ErrRewriting]. Of a follower that shows nothing, as one that
+// was excluded, it returns nil and nothing is held: before a pointer that was kept is used, check Len.
 func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.in().orderShown(streams) }
 
 // Err returns nil while more may be announced, and then the reason why not, which is

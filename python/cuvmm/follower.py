@@ -513,7 +513,7 @@ class Follower(OfProcess):
         return n.link.reached(n.shown.ordered)
 
     async def generations(self, stream: Any = None) -> AsyncIterator[int]:
-        """Yields each new generation, until the publisher ends or withdraws."""
+        """Yields each new generation, until the publisher ends or withdraws. The streams, or the caller, hold the last one after a ``break``: :meth:`release`."""
         while True:
             try:
                 yield await self.next_async(stream)
