@@ -25,7 +25,7 @@ var (
 	// ErrExcluded: the publisher rewrote without waiting for what the follower read
 	// (RewriteOptions.ExcludeAfter), and goes on without it.
 	ErrExcluded = errors.New("excluded")
-	// ErrIncomplete: the publisher ended while it rewrote the elements, which hold a mixture of
-	// two generations.
+	// ErrIncomplete: the publisher ended while it rewrote the elements, or before any generation of them was complete: they
+	// may hold a mixture of generations.
 	ErrIncomplete = errors.New("partly rewritten")
 )

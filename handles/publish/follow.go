@@ -379,7 +379,7 @@ func (f *Follower[T]) Order(streams ...*cuda.Stream) error { return f.in().order
 // Err returns nil while more may be announced, and then the reason why not, which is
 // cuda.ErrClosed if the follower was closed first. The error also matches [ErrUnfinished]
 // if elements that were shown no longer are, because the publisher or the follower ended
-// before they were complete. Call it after waiting for the work that used the elements,
+// before they were complete; that of a follower which was excluded matches [ErrExcluded] alone. Call it after waiting for the work that used the elements,
 // and after Close, too, if that did the waiting.
 func (f *Follower[T]) Err() error { return f.in().failed() }
 

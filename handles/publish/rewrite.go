@@ -67,8 +67,9 @@ const (
 // the work behind the last announcement. It knows the followers of this publication
 // alone: if another publication of this process shows some of the memory, of the same buffer or
 // of a fork, Rewrite returns cuda.ErrInUse, and while it is open no other one can announce the
-// memory; one that shows nothing so far counts as if it showed all of its memory. What was sent, leased or exported otherwise is not known: such memory is not to be
-// rewritten. It may be called before the first Announce, and of no elements.
+// memory. A publication that shows nothing is rewritten as if it showed all of its memory. What was
+// sent, leased or exported otherwise is not known: such memory is not to be rewritten. Rewrite
+// may be called before the first Announce, and of no elements.
 //
 // Only Announce ends a rewriting; until then AnnounceRange, Shrink and another Rewrite return
 // cuda.ErrInUse, and so does Announce while Rewrite waits. An Announce that fails leaves it

@@ -345,7 +345,7 @@ func (s *subscription) suspend() {
 // mostReceived bounds the versions that are kept of a publisher whose work is stalled.
 const mostReceived = 1024
 
-// arrive notes that a version is mapped. One that never will be complete is forgotten.
+// arrive notes that a version is mapped. One that never will be complete is not shown.
 func (s *subscription) arrive(v version, word uint64) {
 	if !s.counts() && !s.complete(v, word) {
 		s.torn = v

@@ -556,18 +556,29 @@ func TestATakeOverBeforeTheFirstAnnouncement(t *testing.T) {
 	heir.Wait()
 }
 
+// neverComplete is a follower for which nothing was complete when its publisher was killed, beside others that
+// follow before if they are to have what was complete.
+func neverComplete(t *testing.T, p place, whole ...*kin) *kin {
+	publisher, late := newKin(t, p), newKin(t, p)
+	publisher.do("publish", 0)
+	publisher.do("append", 1000)
+	for _, k := range whole {
+		k.do("follow", 0)
+		k.do("until", 1000)
+	}
+	publisher.do("unfinished", 1000)
+	late.do("follow", 0)
+	publisher.do("settle", 1+len(whole))
+	publisher.Kill()
+	require.Contains(t, late.try("take over", 0).Err, publish.ErrIncomplete.Error())
+	return late
+}
+
 // What was announced and was never complete for this follower is taken over to be written anew, and not as if there were
 // nothing: another follower may have an earlier generation whole. Its generation is not used again.
 func TestATakeOverOfNothingComplete(t *testing.T) {
 	p := newPlace(t)
-	publisher, late, reader := newKin(t, p), newKin(t, p), newKin(t, p)
-	publisher.do("publish", 0)
-	publisher.do("append", 1000)
-	publisher.do("unfinished", 1000)
-	late.do("follow", 0)
-	publisher.do("settle", 1)
-	publisher.Kill()
-	require.Contains(t, late.try("take over", 0).Err, publish.ErrIncomplete.Error())
+	reader, late := newKin(t, p), neverComplete(t, p)
 	before := host.Uptime()
 	is := late.do("take over incomplete", 0)
 	require.Equal(t, 2000, is.Len)
@@ -581,16 +592,8 @@ func TestATakeOverOfNothingComplete(t *testing.T) {
 // Who has a complete generation takes that over when one who has none was refused.
 func TestATakeOverAfterARefusedOne(t *testing.T) {
 	p := newPlace(t)
-	publisher, late, first := newKin(t, p), newKin(t, p), newKin(t, p)
-	publisher.do("publish", 0)
-	publisher.do("append", 1000)
-	first.do("follow", 0)
-	first.do("until", 1000)
-	publisher.do("unfinished", 1000)
-	late.do("follow", 0)
-	publisher.do("settle", 2)
-	publisher.Kill()
-	require.Contains(t, late.try("take over", 0).Err, publish.ErrIncomplete.Error())
+	first := newKin(t, p)
+	late := neverComplete(t, p, first)
 	require.Equal(t, 1000, first.do("take over", 0).Len)
 	first.do("check", 0)
 	first.Wait()
